@@ -1,0 +1,157 @@
+"""The user's settings: frozen dataclasses that hold every default once and check every value.
+
+The command line, the `--config` file and (later) the template's metadata are all made from these
+fields, so a setting is added here and nowhere else. This module imports nothing heavy: usage errors
+must appear at once.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from dataclasses import MISSING, dataclass, field
+from typing import Any
+
+TASKS = ("embed",)
+DEVICES = ("auto", "cpu", "gpu", "tpu")
+DTYPES = ("auto", "float32", "bfloat16")
+FORMATS = ("auto", "text", "markdown", "jsonl", "parquet")
+
+
+class SettingsError(ValueError):
+    """A setting that cannot work; raised before any document is read (exit status 2)."""
+
+
+def setting(
+    help: str, default: Any = MISSING, *, flag: str = "", choices: tuple[str, ...] = ()
+) -> Any:
+    """A dataclass field that the command line shows as a flag (`--field-name`, or `--flag`)."""
+    metadata = {"help": help, "flag": flag, "choices": choices}
+    return field(default=default, metadata=metadata)
+
+
+def _require(ok: bool, flag: str, expected: str, value: object) -> None:
+    if not ok:
+        raise SettingsError(f"--{flag}: expected {expected}, got {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadingSettings:
+    """Which documents are read, and how a record becomes a document."""
+
+    inputs: tuple[str, ...] = setting(
+        "file, folder (read recursively) or glob; may be repeated", (), flag="input"
+    )
+    manifest: str | None = setting("text file that names one input file a line", None)
+    allow_empty: bool = setting("an input that matches nothing is not an error", False)
+    format: str = setting("format of every input; auto: by file name", "auto", choices=FORMATS)
+    encoding: str = setting("encoding of text and JSON Lines without a byte-order mark", "utf-8")
+    text_field: str = setting("field or column that holds the text of a record", "text")
+    id_field: str | None = setting("field or column that names a record within its file", None)
+    keep_fields: tuple[str, ...] = setting(
+        "field or column copied to the output, as name or name:type; may be repeated", ()
+    )
+    max_document_bytes: int = setting("a larger document becomes a failure", 256 * 2**20)
+    split_bytes: int = setting("size of the ranges in which a large file is read", 64 * 2**20)
+
+    def __post_init__(self) -> None:
+        if not self.inputs and self.manifest is None:
+            raise SettingsError("nothing to read: give --input PATTERN or --manifest FILE")
+        _require(self.format in FORMATS, "format", f"one of {', '.join(FORMATS)}", self.format)
+        _require(self.max_document_bytes > 0, "max-document-bytes", "more than 0", self.max_document_bytes)
+        _require(self.split_bytes > 0, "split-bytes", "more than 0", self.split_bytes)
+        try:
+            "".encode(self.encoding)
+        except LookupError:
+            raise SettingsError(
+                f"--encoding: expected an encoding Python knows, such as latin-1, got {self.encoding!r}"
+            ) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """What is computed for each document."""
+
+    model: str = setting("checkpoint folder, or package:NAME for one in an installed package")
+    task: str = setting("what is computed", "embed", choices=TASKS)
+    device: str = setting("where the model runs", "auto", choices=DEVICES)
+    dtype: str = setting(
+        "type of matmul inputs; auto: bfloat16 where the device has it", "auto", choices=DTYPES
+    )
+    attention: str = setting("attention implementation; auto: the best that passes its check", "auto")
+    window_tokens: int | None = setting(
+        "tokens of a window, special tokens included; default: as the checkpoint says", None
+    )
+    window_overlap: int = setting("tokens that neighbouring windows of a document share", 0)
+    max_windows: int | None = setting("cut documents after this many windows", None)
+
+    def __post_init__(self) -> None:
+        _require(self.task in TASKS, "task", f"one of {', '.join(TASKS)}", self.task)
+        _require(self.device in DEVICES, "device", f"one of {', '.join(DEVICES)}", self.device)
+        _require(self.dtype in DTYPES, "dtype", f"one of {', '.join(DTYPES)}", self.dtype)
+        _require(
+            self.window_tokens is None or self.window_tokens >= 3,
+            "window-tokens", "3 or more (two are special tokens)", self.window_tokens,
+        )
+        _require(self.window_overlap >= 0, "window-overlap", "0 or more", self.window_overlap)
+        _require(
+            self.max_windows is None or self.max_windows >= 1,
+            "max-windows", "1 or more", self.max_windows,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchingSettings:
+    """How documents are grouped for the device. Changes speed, never results."""
+
+    max_tokens_per_batch: int | None = setting(
+        "padded tokens of a device batch; default: what suits the device", None
+    )
+    max_tokens_per_load: int | None = setting(
+        "tokens planned together; default: 16 device batches", None
+    )
+
+    def __post_init__(self) -> None:
+        for flag, value in (
+            ("max-tokens-per-batch", self.max_tokens_per_batch),
+            ("max-tokens-per-load", self.max_tokens_per_load),
+        ):
+            _require(value is None or value > 0, flag, "more than 0", value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputSettings:
+    """Where results go and when they count."""
+
+    output: str = setting("folder that receives documents/, failures/, state/ and runs/")
+    date: str | None = setting("partition to write, YYYY-MM-DD; default: today in UTC", None)
+    max_failure_ratio: float = setting(
+        "publish nothing when more than this share of records failed", 0.05
+    )
+    max_rows_per_file: int = setting("rows of an output file", 1_000_000)
+    max_bytes_per_file: int = setting("size of an output file, roughly", 256 * 2**20)
+    resume: bool = setting("go on from an interrupted run of the same job", True)
+
+    def __post_init__(self) -> None:
+        _require(bool(self.output), "output", "a folder", self.output)
+        if self.date is not None:
+            # fromisoformat also takes 20260102 and 2026-W01-1, which would name other folders.
+            ok = re.fullmatch(r"\d{4}-\d{2}-\d{2}", self.date, re.ASCII) is not None
+            try:
+                datetime.date.fromisoformat(self.date)
+            except ValueError:
+                ok = False
+            _require(ok, "date", "a day as YYYY-MM-DD", self.date)
+        _require(0 <= self.max_failure_ratio <= 1, "max-failure-ratio", "0 to 1", self.max_failure_ratio)
+        _require(self.max_rows_per_file > 0, "max-rows-per-file", "more than 0", self.max_rows_per_file)
+        _require(self.max_bytes_per_file > 0, "max-bytes-per-file", "more than 0", self.max_bytes_per_file)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """All settings of one job."""
+
+    reading: ReadingSettings
+    model: ModelSettings
+    batching: BatchingSettings
+    output: OutputSettings

@@ -171,8 +171,21 @@ class Chunk(Envelope):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SpecialTokens:
+    """Token ids put before and after every window, and the one that fills padding."""
+
+    start_ids: tuple[int, ...] = ()
+    end_ids: tuple[int, ...] = ()
+    pad_id: int = 0
+
+    def __len__(self) -> int:
+        return len(self.start_ids) + len(self.end_ids)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizedChunk(Envelope):
     documents: tuple[TokenizedDocument, ...] = ()
+    special: SpecialTokens = SpecialTokens()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,6 +216,7 @@ class Load(Envelope):
     window_table: np.ndarray
     first_window: np.ndarray
     batches: tuple[PlannedBatch, ...] = ()
+    special: SpecialTokens = SpecialTokens()
 
     def __len__(self) -> int:
         return len(self.documents)
@@ -246,6 +260,7 @@ class Run:
     fingerprint: str
     device: str  # cpu | gpu | tpu
     dtype: str  # float32 | bfloat16
+    local_devices: int  # devices a worker process drives, data parallel
     schema: pa.Schema  # of the documents files
     listing: str  # staged listing: every work unit of the run
     resumed: tuple[str, ...] = ()  # sidecars kept from interrupted runs

@@ -116,6 +116,7 @@ class Figures:
     seconds: Counter[str] = field(default_factory=Counter)  # busy seconds a step
     shapes: Counter[str] = field(default_factory=Counter)  # device batches a shape, "BxT"
     peaks: dict[str, float] = field(default_factory=dict)  # largest value seen
+    lows: dict[str, float] = field(default_factory=dict)  # smallest value seen
     facts: dict[str, Any] = field(default_factory=dict)  # what a worker decided, e.g. the attention chosen
 
     def add(self, other: Figures) -> Figures:
@@ -124,6 +125,8 @@ class Figures:
         self.shapes.update(other.shapes)
         for name, value in other.peaks.items():
             self.peaks[name] = max(value, self.peaks.get(name, value))
+        for name, value in other.lows.items():
+            self.lows[name] = min(value, self.lows.get(name, value))
         self.facts.update(other.facts)
         return self
 
@@ -140,6 +143,7 @@ class Figures:
             "seconds": dict(self.seconds),
             "shapes": dict(self.shapes),
             "peaks": self.peaks,
+            "lows": self.lows,
             "facts": self.facts,
         }
 
@@ -150,6 +154,7 @@ class Figures:
             seconds=Counter(data["seconds"]),
             shapes=Counter(data["shapes"]),
             peaks=dict(data["peaks"]),
+            lows=dict(data["lows"]),
             facts=dict(data["facts"]),
         )
 

@@ -1,0 +1,307 @@
+"""Infer: a Load's plan of device batches → one encoding a document, through Beam's RunInference.
+
+Three kinds of fault are told apart (each has a test):
+* a *document* fault — the predictor refuses a batch with ValueError, or a result is not finite — is narrowed down
+  until only the windows at fault are left; their documents become failures and all others are computed;
+* *out of device memory* halves the rows of the batch, is remembered, and the run goes on;
+* any other *device* fault is raised: the runner tries the Load again elsewhere, since a bad chip must never turn
+  good documents into failures.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from apache_beam.ml.inference.base import ModelHandler
+
+from pipeline.progress import Control, busy
+from pipeline.records import Failure, Figures, Load, LoadResult, PlannedBatch
+
+if TYPE_CHECKING:
+    from model.predictor import Predictor
+
+# Batches on the device at once: the next is dispatched before the previous one is fetched.
+BATCHES_IN_FLIGHT = 2
+
+
+class FlaxModelHandler(ModelHandler[Load, LoadResult, "Predictor"]):
+    """Runs Loads through a published checkpoint: one Load in, one LoadResult out.
+
+    Args:
+      checkpoint: folder of the checkpoint.
+      task: what is computed, see `pipeline.config.TASKS`.
+      device, dtype: decided ("cpu", "bfloat16"), not "auto": all workers must do the same.
+      attention: name of an implementation, or "auto".
+      shapes: every (B, T) that a planned batch may have.
+      control: where the stop flag is, and where progress is told.
+    """
+
+    def __init__(
+        self,
+        checkpoint: str,
+        *,
+        task: str,
+        device: str,
+        dtype: str,
+        attention: str,
+        shapes: Sequence[tuple[int, int]],
+        control: Control,
+    ) -> None:
+        super().__init__()
+        self._predictor_settings = {
+            "task": task, "device": device, "dtype": dtype, "attention": attention, "shapes": tuple(shapes),
+        }  # fmt: skip
+        self._checkpoint = checkpoint
+        self._control = control
+        self._limits = DeviceLimits()
+
+    def load_model(self) -> Predictor:
+        from model.predictor import Predictor
+
+        return Predictor(Path(self._checkpoint), **self._predictor_settings)
+
+    def run_inference(  # type: ignore[override]
+        self, batch: Load, model: Predictor, inference_args: dict[str, Any] | None = None
+    ) -> list[LoadResult]:
+        with model.lock:  # the runner may call from several threads; the device is one queue
+            result = infer(batch, model, self._limits, self._control)
+        self._control.report(result.figures.counts)
+        return [result]
+
+    def should_skip_batching(self) -> bool:
+        # Loads are batches already. (`with_no_batching()` would drop other overrides.)
+        return True
+
+    def get_num_bytes(self, batch: Load) -> int:  # type: ignore[override]
+        return sum(document.token_ids.nbytes for document in batch.documents)
+
+    def get_metrics_namespace(self) -> str:
+        return "BeamML_Flax"
+
+
+@dataclass
+class DeviceLimits:
+    """What was learned about the device's memory: no batch of more padded tokens than this is tried again."""
+
+    max_tokens: int | None = None
+
+    def too_big(self, batch: PlannedBatch) -> bool:
+        return self.max_tokens is not None and batch.B * batch.T > self.max_tokens
+
+
+def infer(load: Load, predictor: Predictor, limits: DeviceLimits, control: Control) -> LoadResult:
+    """Computes a Load.
+
+    Returns its documents that were computed with their encodings, and a failure for each other one. If the run
+    is told to stop between two batches, the result holds no documents and counts them as `not_started`.
+    """
+    figures = Figures()
+    vectors = np.zeros([len(load.window_table), predictor.config.embedding_dimensions], np.float32)
+    compiled_before = predictor.compile_seconds
+    with busy(figures, "infer"):
+        faults = _compute(load, predictor, limits, control, vectors, figures)
+        if faults is None:
+            figures.counts["not_started"] += len(load)
+            return LoadResult(
+                failures=load.failures,
+                figures=figures.add(load.figures),
+                encodings=np.zeros([0, vectors.shape[1]], np.float32),
+            )
+        encodings = _combine(load, vectors, normalize=predictor.config.normalize)
+    compile_seconds = predictor.compile_seconds - compiled_before
+    figures.seconds["compile"] += compile_seconds
+    figures.seconds["infer"] -= compile_seconds
+
+    good, failures = [], []
+    for index, document in enumerate(load.documents):
+        first = load.first_window[index]
+        fault = next(
+            (faults[w] for w in range(first, first + len(document.windows)) if w in faults), None
+        )
+        if fault is None:
+            good.append(index)
+        else:
+            failures.append(_failure(load, index, *fault))
+    figures.counts["windows_inferred"] += len(vectors)
+    figures.counts["inferred"] += len(load)
+    figures.counts["failed"] += len(failures) + len(load.failures)
+    figures.peaks["compiled_programs"] = predictor.compiled_programs
+    figures.facts |= {
+        "device": predictor.device,
+        "attention": predictor.attention,
+        "attention_reasons": predictor.attention_reasons,
+    }
+    figures.lows["first_result_at"] = time.time()
+    return LoadResult(
+        documents=tuple(load.documents[i] for i in good),
+        encodings=encodings[good],
+        failures=load.failures + tuple(failures),
+        completions=load.completions,
+        figures=figures.add(load.figures),
+    )
+
+
+def _compute(
+    load: Load,
+    predictor: Predictor,
+    limits: DeviceLimits,
+    control: Control,
+    vectors: np.ndarray,
+    figures: Figures,
+) -> dict[int, tuple[str, str]] | None:
+    """Fills `vectors` [windows, D] with pooled, unnormalised vectors; returns {window: (reason, message)} of those at
+    fault, or None if the run was told to stop."""
+    from model.predictor import OutOfDeviceMemory
+
+    faults: dict[int, tuple[str, str]] = {}
+    waiting = deque(load.batches)
+    flying: deque[tuple[PlannedBatch, Any]] = deque()
+
+    def halve(batch: PlannedBatch, error: Exception) -> None:
+        if batch.B <= predictor.local_devices:
+            message = f"{batch.B} × {batch.T} tokens do not fit the device's memory: {error}"
+            faults.update(dict.fromkeys(batch.windows.tolist(), ("out_of_device_memory", message)))
+            return
+        limits.max_tokens = batch.B * batch.T // 2
+        waiting.extendleft(reversed(list(_half_rows(batch))))
+
+    while waiting or flying:
+        if control.stopping():
+            return None
+        while waiting and len(flying) < BATCHES_IN_FLIGHT:
+            batch = waiting.popleft()
+            if limits.too_big(batch) and batch.B > predictor.local_devices:
+                waiting.extendleft(reversed(list(_half_rows(batch))))
+                continue
+            figures.shapes[f"{batch.B}x{batch.T}"] += 1
+            figures.counts["tokens_padded"] += batch.B * batch.T
+            segments, places = _segments(batch)
+            try:
+                handle = predictor.dispatch(*_arrays(load, batch, places), segments)
+            except OutOfDeviceMemory as error:
+                halve(batch, error)
+            except ValueError as error:
+                if len(batch.windows) == 1:
+                    faults[int(batch.windows[0])] = ("invalid_input", str(error))
+                else:
+                    waiting.extendleft(reversed(_half_windows(batch)))
+            else:
+                flying.append((batch, handle))
+        if not flying:
+            continue
+        batch, handle = flying.popleft()
+        try:
+            pooled = predictor.fetch(handle)
+        except OutOfDeviceMemory as error:
+            halve(batch, error)
+            continue
+        _, places = _segments(batch)
+        found = pooled[batch.rows, places - 1]
+        vectors[batch.windows] = found
+        finite = np.isfinite(found).all(axis=-1)
+        if finite.all():
+            continue
+        # Rows never influence each other, so a window alone in its row is at fault itself; one that
+        # shares its row is computed again alone.
+        in_row = np.bincount(batch.rows, minlength=batch.B)[batch.rows]
+        for i in np.flatnonzero(~finite):
+            if in_row[i] == 1:
+                message = "the model's result for this document is not finite (NaN or infinity)"
+                faults[int(batch.windows[i])] = ("non_finite_output", message)
+            else:
+                waiting.append(_subset(batch, np.array([i])))
+    return faults
+
+
+def _segments(batch: PlannedBatch) -> tuple[int, np.ndarray]:
+    """The number of segment places of a row, and the segment number (1, 2, …) of each window in its row.
+
+    The number is rounded up to a power of two, since each is another compiled program.
+    """
+    order = np.lexsort([batch.columns, batch.rows])
+    rows = batch.rows[order]
+    first = np.searchsorted(rows, rows, side="left")
+    places = np.empty(len(rows), np.int32)
+    places[order] = np.arange(len(rows)) - first + 1
+    most = int(places.max(initial=1))
+    return 1 << (most - 1).bit_length(), places
+
+
+def _arrays(
+    load: Load, batch: PlannedBatch, places: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """token_ids, segment_ids and positions of a device batch, each int32[B, T]."""
+    special = load.special
+    token_ids = np.full([batch.B, batch.T], special.pad_id, np.int32)
+    segment_ids = np.zeros([batch.B, batch.T], np.int32)
+    positions = np.zeros([batch.B, batch.T], np.int32)
+    before = len(special.start_ids)
+    for window, row, column, place in zip(
+        batch.windows.tolist(), batch.rows.tolist(), batch.columns.tolist(), places.tolist(), strict=True
+    ):  # fmt: skip
+        document, start, stop = load.window_table[window].tolist()
+        content = column + before + stop - start
+        end = content + len(special.end_ids)
+        token_ids[row, column : column + before] = special.start_ids
+        token_ids[row, column + before : content] = load.documents[document].token_ids[start:stop]
+        token_ids[row, content:end] = special.end_ids
+        segment_ids[row, column:end] = place
+        positions[row, column:end] = np.arange(end - column)
+    return token_ids, segment_ids, positions
+
+
+def _combine(load: Load, vectors: np.ndarray, *, normalize: bool) -> np.ndarray:
+    """The token-weighted mean (special tokens counted) of each document's windows: float32[documents, D]."""
+    table = load.window_table
+    weights = (table[:, 2] - table[:, 1] + len(load.special)).astype(np.float32)
+    # Windows of one text stand together in the table, so texts are its runs.
+    starts = np.unique(load.first_window)
+    if len(starts) == 0:
+        return vectors
+    sums = np.add.reduceat(vectors * weights[:, None], starts, axis=0)
+    means = sums / np.add.reduceat(weights, starts)[:, None]
+    if normalize:
+        means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)
+    encodings: np.ndarray = means[np.searchsorted(starts, load.first_window)]
+    return encodings
+
+
+def _subset(batch: PlannedBatch, keep: np.ndarray) -> PlannedBatch:
+    """The same shape with only some of the windows (`keep` indexes or masks them)."""
+    return replace(
+        batch, windows=batch.windows[keep], rows=batch.rows[keep], columns=batch.columns[keep]
+    )
+
+
+def _half_windows(batch: PlannedBatch) -> list[PlannedBatch]:
+    middle = len(batch.windows) // 2
+    index = np.arange(len(batch.windows))
+    return [_subset(batch, index < middle), _subset(batch, index >= middle)]
+
+
+def _half_rows(batch: PlannedBatch) -> Iterator[PlannedBatch]:
+    """Two batches of half the rows (B is a power of two, so the halves are shapes of the table); an empty one is left out."""
+    half = batch.B // 2
+    for low in (0, half):
+        part = _subset(batch, (batch.rows >= low) & (batch.rows < low + half))
+        if len(part.windows):
+            yield replace(part, B=half, rows=part.rows - low)
+
+
+def _failure(load: Load, index: int, reason: str, message: str) -> Failure:
+    document = load.documents[index].document
+    return Failure(
+        unit_id=document.unit_id,
+        position=document.position,
+        uri=document.uri,
+        record=document.record,
+        step="infer",
+        reason=reason,
+        message=message,
+    )

@@ -266,7 +266,9 @@ class Run:
     device: str  # cpu | gpu | tpu
     dtype: str  # float32 | bfloat16
     local_devices: int  # devices a worker process drives, data parallel
+    window_tokens: int  # of a window, special tokens included
     schema: pa.Schema  # of the documents files
-    listing: str  # staged listing: every work unit of the run
+    listing: str  # staged listing: every work unit of the date
+    todo: str  # staged listing: the work units, or parts of them, that `resumed` lacks
     resumed: tuple[str, ...] = ()  # sidecars kept from interrupted runs
     control: str | None = None  # local folder of the stop flag and the progress counters

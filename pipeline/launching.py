@@ -1,0 +1,128 @@
+"""Launch: a job's settings → a `Run`, in which everything is decided, under the date's lock.
+
+All that can be wrong with the settings, the checkpoint or the input's names is found here, before a
+document is read.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from pipeline.assembling import document_schema
+from pipeline.config import Job, SettingsError
+from pipeline.listing import Listing, field_types, list_units, write_listing
+from pipeline.records import Run
+from pipeline.state import DateLock, Layout, find_resumable
+
+# Part of the fingerprint: raise it when a change to reading or decoding changes the text of a document.
+DECODER_VERSION = 1
+
+
+@contextmanager
+def launch(job: Job) -> Iterator[Run]:
+    """Gives the Run for a job and holds the lock of its date meanwhile.
+
+    Raises:
+      SettingsError: a setting, the checkpoint, the device or the input cannot work.
+    """
+    from model import checkpoint, predictor
+    from model.config import EncoderConfig
+
+    started = time.time()
+    moment = datetime.datetime.fromtimestamp(started, datetime.UTC)
+    date = job.output.date or moment.date().isoformat()
+    run_id = f"{moment:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+    try:
+        folder = checkpoint.locate(job.model.model)
+        config = EncoderConfig.from_checkpoint(folder)
+        checkpoint.check(folder, config)
+        device = predictor.resolve_device(job.model.device)
+        dtype = predictor.resolve_dtype(job.model.dtype, device)
+    except (checkpoint.CheckpointError, predictor.DeviceError) as error:
+        raise SettingsError(str(error)) from error
+    window_tokens = job.model.window_tokens or config.max_tokens
+    check_windows(job.model, config)
+    listing = list_units(job.reading)
+    _refuse_output_in_input(job, listing)
+    fields = field_types(job.reading, listing)
+    fingerprint = _fingerprint(job, checkpoint.fingerprint(folder), window_tokens, dtype)
+    schema = document_schema(
+        job,
+        dimensions=config.embedding_dimensions,
+        fields=fields,
+        metadata={
+            "model": job.model.model,
+            "fingerprint": fingerprint,
+            "dtype": dtype,
+            "run_id": run_id,
+            "settings": json.dumps(asdict(job)),
+        },
+    )
+    layout = Layout(job.output.output, date)
+    with DateLock(layout, run_id):
+        staging = Path(layout.staged(fingerprint))
+        staging.mkdir(parents=True, exist_ok=True)
+        control = Path(layout.control(run_id))
+        control.mkdir(parents=True)
+        resumed: tuple[str, ...] = ()
+        todo = listing.units
+        if job.output.resume:
+            resumable = find_resumable(layout, fingerprint, listing.units)
+            resumed, todo = resumable.sidecars, resumable.units
+        run = Run(
+            job=job,
+            run_id=run_id,
+            date=date,
+            started=started,
+            checkpoint=str(folder),
+            model_name=job.model.model,
+            fingerprint=fingerprint,
+            device=device,
+            dtype=dtype,
+            local_devices=predictor.local_device_count(device),
+            window_tokens=window_tokens,
+            schema=schema,
+            listing=str(control / "listing.parquet"),
+            todo=str(control / "todo.parquet"),
+            resumed=resumed,
+            control=str(control),
+        )
+        write_listing(listing.units, run.listing)
+        write_listing(todo, run.todo)
+        yield run
+
+
+def _fingerprint(job: Job, checkpoint_fingerprint: str, window_tokens: int, dtype: str) -> str:
+    """Of everything that decides what rows hold; batching, device and attention do not (design of the results:
+    the same whatever computes them)."""
+    reading = asdict(job.reading)
+    for name in ("inputs", "manifest", "allow_empty", "split_bytes"):
+        del reading[name]  # which documents, not what they become
+    decisive = {
+        "checkpoint": checkpoint_fingerprint,
+        "task": job.model.task,
+        "window": [window_tokens, job.model.window_overlap, job.model.max_windows],
+        "dtype": dtype,
+        "reading": reading,
+        "decoder": DECODER_VERSION,
+    }
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
+
+def _refuse_output_in_input(job: Job, listing: Listing) -> None:
+    output = os.path.join(os.path.abspath(job.output.output), "")
+    inside = next((unit.uri for unit in listing.units if unit.uri.startswith(output)), None)
+    if inside is not None:
+        raise SettingsError(
+            f"--output {job.output.output}: lies inside the input ({inside} would be read as a document); "
+            "choose a folder outside of it"
+        )

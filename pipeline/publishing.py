@@ -1,0 +1,238 @@
+"""Publish: the one last step of every run. Failure ratio → reconcile → commit → report, and safe to repeat.
+
+The commit point is the replacement of the date's manifest. Everything before it only adds files that no manifest
+names, everything after it only takes files away that no manifest names; so the step may die anywhere and be
+repeated, by the same run or, from the staged files, by the next one.
+"""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline import reporting, sidecars, storage
+from pipeline.assembling import METADATA_PREFIX, SCHEMA_VERSION
+from pipeline.listing import read_listing
+from pipeline.merging import merge
+from pipeline.progress import Control
+from pipeline.reconciling import Reconciled, RunFailed, Tally, reconcile, tally
+from pipeline.records import Failure, Run, StagedFile
+from pipeline.sidecars import Sidecar
+from pipeline.state import Layout
+
+__all__ = ["FAILURES_SCHEMA", "OBJECTS_SCHEMA", "RunFailed", "publish"]
+
+log = logging.getLogger(__name__)
+
+MANIFEST_VERSION = 1
+FAILURES_SCHEMA = pa.schema(
+    [
+        pa.field("uri", pa.string(), nullable=False),
+        pa.field("record", pa.string()),  # null: the object itself
+        pa.field("position", pa.int64()),  # byte offset or row; null: the object itself
+        pa.field("step", pa.string(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("message", pa.string(), nullable=False),
+    ]
+)
+OBJECTS_SCHEMA = pa.schema(
+    [
+        pa.field("uri", pa.string(), nullable=False),
+        pa.field("generation", pa.string(), nullable=False),
+        pa.field("size", pa.int64(), nullable=False),
+        pa.field("records", pa.int64(), nullable=False),
+        pa.field("failed", pa.int64(), nullable=False),
+        pa.field("fingerprint", pa.string(), nullable=False),
+    ]
+)
+
+
+def publish(run: Run, files: Iterable[StagedFile]) -> None:
+    """Publishes the staged files of a run, and of those it resumed, as the date's partition; or says why not.
+
+    A run that was asked to stop publishes nothing and is no failure: its report says "stopped".
+
+    Raises:
+      RunFailed: reconciliation found a loss, or too many records failed. The staged files and a report stay.
+    """
+    layout = Layout(run.job.output.output, run.date)
+    manifest = _read_manifest(layout)
+    committed = manifest is not None and manifest["run_id"] == run.run_id
+    if committed and reporting.status(layout, run.run_id) == "published":
+        _tidy(layout, manifest, run)
+        return
+    staged = _gather(run, files)
+    counted = tally(read_listing(run.listing), staged)
+    if not committed and Control(run.control).stopping():
+        reporting.write(run, layout, counted, staged, status="stopped", reason="asked to stop")
+        return
+    try:
+        reconciled = reconcile(counted, staged)
+        _check_failure_ratio(run, reconciled)
+    except RunFailed as error:
+        reporting.write(run, layout, counted, staged, status="failed", reason=str(error))
+        raise
+    if manifest is None or not committed:
+        manifest = _commit(run, layout, staged, reconciled)
+    reporting.write(
+        run, layout, counted, staged, status="published", reconciled=reconciled, manifest=manifest
+    )
+    _tidy(layout, manifest, run)
+
+
+def _gather(run: Run, files: Iterable[StagedFile]) -> list[Sidecar]:
+    paths = sorted({*run.resumed, *(file.sidecar for file in files)})
+    try:
+        gathered = [sidecars.read(path) for path in paths]
+    except sidecars.SidecarError as error:
+        raise RunFailed(
+            f"a staged file of this run is gone or damaged, nothing was published: {error}. Run again to go on"
+        ) from error
+    return gathered
+
+
+def _check_failure_ratio(run: Run, reconciled: Reconciled) -> None:
+    failed, allowed = len(reconciled.failures), run.job.output.max_failure_ratio
+    if failed <= allowed * reconciled.records:
+        return
+    reasons = reporting.count_reasons(reconciled.failures)
+    raise RunFailed(
+        f"{failed} of {reconciled.records} records failed ({failed / reconciled.records:.1%}), nothing was published: "
+        f"--max-failure-ratio allows {allowed:.1%}. Most frequent: "
+        + ", ".join(f"{reason} ({count})" for reason, count in reasons[:3])
+        + ". The report lists examples. Mend the input, or allow more: what was computed is kept for the next run"
+    )
+
+
+def _commit(run: Run, layout: Layout, staged: Sequence[Sidecar], reconciled: Reconciled) -> dict[str, Any]:
+    """Puts the new files in place and replaces the manifest, which it returns."""
+    stem = f"part-{run.run_id}"
+    output = run.job.output
+    build = storage.join(layout.staged(run.fingerprint), f"publish-{run.run_id}")
+    documents = [
+        _put(layout, merged.path, layout.documents, merged.rows)
+        for merged in merge(
+            [sidecar for sidecar in staged if sidecar.file is not None],
+            reconciled.left_out,
+            run.schema,
+            folder=build,
+            stem=stem,
+            max_rows=output.max_rows_per_file,
+            max_bytes=output.max_bytes_per_file,
+        )
+    ]
+    failed = _failures_table(run, reconciled.failures)
+    failures_path = storage.join(build, "failures", f"{stem}-00000.parquet")
+    _write_table(failures_path, failed)
+    failures = _put(layout, failures_path, layout.failures, failed.num_rows)
+    # The state lies beside earlier partitions under a fixed name: its checksum in the manifest says whether the two
+    # belong together.
+    objects = _objects_table(run, reconciled.tally)
+    objects_path = storage.join(build, storage.name_of(layout.objects))
+    _write_table(objects_path, objects)
+    state = _put(layout, objects_path, layout.objects.rpartition("/")[0], objects.num_rows)
+    manifest = {
+        "version": MANIFEST_VERSION,
+        "schema_version": SCHEMA_VERSION,
+        "date": run.date,
+        "run_id": run.run_id,
+        "fingerprint": run.fingerprint,
+        "model": run.model_name,
+        "task": run.job.model.task,
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "documents": documents,
+        "failures": [failures],
+        "state": state,
+    }
+    storage.write(layout.manifest, json.dumps(manifest, indent=2).encode() + b"\n")
+    return manifest
+
+
+def _put(layout: Layout, path: str, folder: str, rows: int) -> dict[str, Any]:
+    """Moves a finished file into its folder and gives its entry in the manifest."""
+    target = storage.join(folder, storage.name_of(path))
+    entry = {
+        "path": layout.relative(target),
+        "rows": rows,
+        "size_bytes": storage.size(path),
+        "sha256": storage.sha256(path),
+    }
+    storage.move(path, target)
+    return entry
+
+
+def _write_table(path: str, table: pa.Table) -> None:
+    sink = io.BytesIO()
+    pq.write_table(table, sink, compression="zstd")
+    with storage.create(path) as file:
+        file.write(sink.getbuffer())
+
+
+def _failures_table(run: Run, failures: Sequence[Failure]) -> pa.Table:
+    ordered = sorted(failures, key=lambda failure: (failure.uri, failure.position))
+    columns = {
+        name: [getattr(failure, name) for failure in ordered]
+        for name in FAILURES_SCHEMA.names
+        if name != "position"
+    }
+    columns["position"] = [failure.position if failure.position >= 0 else None for failure in ordered]
+    metadata = {
+        METADATA_PREFIX + "run_id": run.run_id,
+        METADATA_PREFIX + "fingerprint": run.fingerprint,
+    }
+    return pa.table(columns, schema=FAILURES_SCHEMA.with_metadata(metadata))
+
+
+def _objects_table(run: Run, counted: Tally) -> pa.Table:
+    """One row an object, however many work units it was read in."""
+    records: dict[str, int] = defaultdict(int)
+    failed: dict[str, int] = defaultdict(int)
+    objects = {unit.uri: unit for unit in counted.units.values()}
+    for unit_id, count in counted.records.items():
+        records[counted.units[unit_id].uri] += count
+    for failure in counted.failures:
+        failed[counted.units[failure.unit_id].uri] += 1
+    ordered = sorted(objects)
+    return pa.table(
+        {
+            "uri": ordered,
+            "generation": [objects[uri].generation for uri in ordered],
+            "size": [objects[uri].size_bytes for uri in ordered],
+            "records": [records[uri] for uri in ordered],
+            "failed": [failed[uri] for uri in ordered],
+            "fingerprint": [run.fingerprint] * len(ordered),
+        },
+        schema=OBJECTS_SCHEMA,
+    )
+
+
+def _read_manifest(layout: Layout) -> dict[str, Any] | None:
+    if not storage.exists(layout.manifest):
+        return None
+    manifest: dict[str, Any] = json.loads(storage.read(layout.manifest))
+    return manifest
+
+
+def _tidy(layout: Layout, manifest: dict[str, Any], run: Run) -> None:
+    """Deletes what the manifest does not name, then the staging area but for what the running launcher still uses."""
+    listed = {entry["path"] for entry in (*manifest["documents"], *manifest["failures"])}
+    for folder in (layout.documents, layout.failures):
+        for name in storage.files(folder):
+            path = storage.join(folder, name)
+            ours = name.startswith("part-") or name.startswith(storage.TEMPORARY)
+            if ours and layout.relative(path) not in listed:
+                storage.delete(path)
+    for name in storage.folders(layout.staging):
+        if name != "runs":
+            storage.delete_folder(storage.join(layout.staging, name))
+    for run_id in storage.folders(storage.join(layout.staging, "runs")):
+        if run_id != run.run_id:
+            storage.delete_folder(layout.control(run_id))

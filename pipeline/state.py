@@ -1,0 +1,237 @@
+"""Where a run's files lie, who may write a date, and what an interrupted run has left to go on from."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+
+from pipeline import sidecars, storage
+from pipeline.config import SettingsError
+from pipeline.records import WorkUnit
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Paths of one date under an output folder.
+
+    Raises:
+      SettingsError: the output is not a local folder.
+    """
+
+    output: str
+    date: str  # YYYY-MM-DD
+
+    def __post_init__(self) -> None:
+        if not storage.is_local(self.output):
+            raise SettingsError(f"--output: expected a local folder, got {self.output!r}")
+        # Workers may have another working folder.
+        object.__setattr__(self, "output", os.path.abspath(self.output))
+
+    def _of_date(self, kind: str) -> str:
+        return storage.join(self.output, kind, f"date={self.date}")
+
+    @property
+    def documents(self) -> str:
+        return self._of_date("documents")
+
+    @property
+    def manifest(self) -> str:
+        """The commit point: what it lists is published, nothing else."""
+        return storage.join(self.documents, "_manifest.json")
+
+    @property
+    def failures(self) -> str:
+        return self._of_date("failures")
+
+    @property
+    def objects(self) -> str:
+        """What became of each input object."""
+        return storage.join(self._of_date("state"), "objects.parquet")
+
+    @property
+    def staging(self) -> str:
+        return self._of_date("_staging")
+
+    def staged(self, fingerprint: str) -> str:
+        """Folder of the staged files and sidecars of one fingerprint."""
+        return storage.join(self.staging, fingerprint[:16])
+
+    def control(self, run_id: str) -> str:
+        """Folder of a run's listings, stop flag and counters; they survive a kill."""
+        return storage.join(self.staging, "runs", run_id)
+
+    @property
+    def lock(self) -> str:
+        return storage.join(self.staging, "lock")
+
+    def run(self, run_id: str) -> str:
+        return storage.join(self._of_date("runs"), run_id)
+
+    def report(self, run_id: str) -> str:
+        return storage.join(self.run(run_id), "report.json")
+
+    def relative(self, path: str) -> str:
+        """A path as the manifest names it: from the output folder on."""
+        return path.removeprefix(self.output + "/")
+
+
+class DateLocked(SettingsError):
+    """Another run is writing this date."""
+
+
+class DateLock:
+    """Keeps a date of an output folder for one run, from `with` to its end.
+
+    It is an flock on a file, so the system gives it back the moment its owner is gone, however it went: a
+    lock left by SIGKILL never blocks the next run. Worker processes must not inherit it; Python's subprocess
+    and spawn close it for them.
+
+    Raises (on entering):
+      DateLocked: another run holds it; the message names that run.
+    """
+
+    def __init__(self, layout: Layout, run_id: str) -> None:
+        self._layout = layout
+        self._run_id = run_id
+        self._file = -1
+
+    def __enter__(self) -> Self:
+        path = self._layout.lock
+        while True:
+            try:
+                os.makedirs(self._layout.staging, exist_ok=True)
+                file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            except FileNotFoundError:  # the last owner tidied the folder away in between
+                continue
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                owner = os.pread(file, 4096, 0).decode(errors="replace")
+                os.close(file)
+                raise DateLocked(self._refusal(owner)) from None
+            # A lock on a file that its last owner has deleted since we opened it keeps nobody out.
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file), os.stat(path)):
+                    break
+            os.close(file)
+        owner = json.dumps({"run_id": self._run_id, "pid": os.getpid()})
+        os.ftruncate(file, 0)
+        os.pwrite(file, owner.encode(), 0)
+        self._file = file
+        return self
+
+    def _refusal(self, owner: str) -> str:
+        try:
+            data = json.loads(owner)
+            named = f"run {data['run_id']} (process {data['pid']})"
+        except (ValueError, KeyError, TypeError):  # it has the lock but has not written its name yet
+            named = "another run"
+        return (
+            f"--date {self._layout.date}: {named} is writing this date of {self._layout.output}; "
+            "wait for its end or stop it, or choose another --date or --output"
+        )
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        staging = self._layout.staging
+        if set(storage.folders(staging)) <= {"runs"}:  # published: nothing to go on from
+            storage.delete_folder(storage.join(staging, "runs"))
+        os.unlink(self._layout.lock)
+        os.close(self._file)
+        self._file = -1
+        for folder in (staging, os.path.dirname(staging)):
+            with suppress(OSError):  # not empty, or another run has just come
+                os.rmdir(folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumable:
+    """What is kept of interrupted runs (sidecar paths), and the work units still to do."""
+
+    sidecars: tuple[str, ...]
+    units: tuple[WorkUnit, ...]
+
+
+def find_resumable(layout: Layout, fingerprint: str, units: Iterable[WorkUnit]) -> Resumable:
+    """Chooses staged files of earlier runs so that no document or failure comes twice, the fullest first.
+
+    A file counts only if its sidecar is whole and of this fingerprint, its size is right, and each work unit it names is
+    listed now with the same content. A unit is done when a kept completion says how many records it held and as
+    many are kept; of any other, `done` holds the positions that are.
+    """
+    listed = {unit.unit_id: unit for unit in units}
+    folder = layout.staged(fingerprint)
+    present = storage.files(folder)
+    candidates = []
+    for name in present:
+        if name.startswith(storage.TEMPORARY) or not name.endswith(sidecars.SUFFIX):
+            continue
+        try:
+            sidecar = sidecars.read(storage.join(folder, name))
+        except sidecars.SidecarError as error:
+            log.warning("staged file left out: %s", error)
+            continue
+        if sidecar.fingerprint != fingerprint:
+            continue
+        if sidecar.file is not None and present.get(sidecar.file) != sidecar.size_bytes:
+            log.warning("staged file left out: %s does not have the size its sidecar says", sidecar.file)
+            continue
+        if _names(sidecar) <= listed.keys():
+            candidates.append(sidecar)
+    candidates.sort(key=lambda sidecar: (-sidecar.rows, sidecar.path))
+
+    kept: list[str] = []
+    done: dict[str, set[int]] = defaultdict(set)
+    records: dict[str, int] = {}
+    completed_by: set[tuple[str, str]] = set()
+    for sidecar in candidates:
+        keys = [
+            *((sidecar.unit_ids[unit], position) for unit, position in _documents(sidecar)),
+            *((failure.unit_id, failure.position) for failure in sidecar.failures),
+        ]
+        completions = {(completion.unit_id, sidecar.run_id) for completion in sidecar.completions}
+        if (
+            len(set(keys)) < len(keys)
+            or any(position in done[unit_id] for unit_id, position in keys)
+            or not completed_by.isdisjoint(completions)
+            or any(records.get(c.unit_id, c.records) != c.records for c in sidecar.completions)
+        ):
+            continue
+        kept.append(sidecar.path)
+        for unit_id, position in keys:
+            done[unit_id].add(position)
+        completed_by |= completions
+        records.update((c.unit_id, c.records) for c in sidecar.completions)
+    left = tuple(
+        replace(unit, done=frozenset(done[unit_id])) if done[unit_id] else unit
+        for unit_id, unit in listed.items()
+        if records.get(unit_id) != len(done[unit_id])
+    )
+    return Resumable(sidecars=tuple(sorted(kept)), units=left)
+
+
+def _documents(sidecar: sidecars.Sidecar) -> Iterable[tuple[int, int]]:
+    return zip(sidecar.units.tolist(), sidecar.positions.tolist(), strict=True)
+
+
+def _names(sidecar: sidecars.Sidecar) -> set[str]:
+    return {
+        *sidecar.unit_ids,
+        *(failure.unit_id for failure in sidecar.failures),
+        *(completion.unit_id for completion in sidecar.completions),
+    }

@@ -6,21 +6,28 @@ writes what it has counted to a small file of its own, and whoever started the r
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
+import signal
+import sys
 import threading
 import time
 import uuid
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pipeline.records import Figures
+    from pipeline.records import Figures, Run
 
 SECONDS_BETWEEN_WRITES = 0.25
+SECONDS_BETWEEN_LINES = 10.0
+SECONDS_OF_A_RATE = 30.0
+# Launchers forward the Ctrl-C that the terminal has already sent to all of us: that is one signal, not two.
+SECONDS_OF_ONE_SIGNAL = 1.0
 
 
 class _Tally:
@@ -124,3 +131,132 @@ def busy(figures: Figures, step: str) -> Iterator[None]:
         yield
     finally:
         figures.seconds[step] += time.perf_counter() - start  # type: ignore[assignment]  # as above
+
+
+@contextmanager
+def signals_stop(control: Control) -> Iterator[None]:
+    """Turns SIGINT and SIGTERM inside the block into `control.stop`; a second one ends the process at once.
+
+    (Everything written so far stays resumable in both cases. Beam would wrap a KeyboardInterrupt.) Python lets
+    only the main thread handle signals; in another one the block runs as if there were no handler.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    first = [float("inf")]
+
+    def handle(number: int, _frame: object) -> None:
+        if not control.stopping():
+            control.stop(number)
+            first[0] = time.monotonic()
+        elif time.monotonic() - first[0] > SECONDS_OF_ONE_SIGNAL:
+            os._exit(128 + number)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def display(control: Control, run: Run) -> Iterator[None]:
+    """Shows on standard error how far the run is: a bar on a terminal, a line every ten seconds elsewhere."""
+    show = _show_bar if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else _show_lines
+    ended = threading.Event()
+    thread = threading.Thread(target=show, args=(control, run, ended), name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _show_bar(control: Control, run: Run, ended: threading.Event) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        SpinnerColumn(),
+        TimeElapsedColumn(),
+        BarColumn(20),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), auto_refresh=False) as bar:
+        task = bar.add_task("starting", total=None)
+        outlook = Outlook(documents(run), time.monotonic())
+        while True:
+            last = ended.wait(SECONDS_BETWEEN_WRITES)
+            line = outlook.line(control.totals(), time.monotonic(), stopping=control.stopping())
+            bar.update(
+                task, description=line, completed=outlook.done, total=outlook.total, refresh=True
+            )
+            if last:
+                return
+
+
+def _show_lines(control: Control, run: Run, ended: threading.Event) -> None:
+    start = shown = time.monotonic()
+    outlook = Outlook(documents(run), start)
+    stopping = False
+    while True:
+        last = ended.wait(SECONDS_BETWEEN_WRITES)
+        now = time.monotonic()
+        begins_to_stop = control.stopping() and not stopping
+        if last or begins_to_stop or now - shown >= SECONDS_BETWEEN_LINES:
+            stopping, shown = control.stopping(), now
+            line = outlook.line(control.totals(), now, stopping=stopping and not last)
+            print(f"{_clock(now - start)} {line}", file=sys.stderr, flush=True)
+        if last:
+            return
+
+
+def documents(run: Run) -> int | None:
+    """How many documents the run will read, where that is known before reading: one a file."""
+    from pipeline.listing import read_listing
+
+    total = 0
+    for unit in read_listing(run.todo):
+        if unit.format not in ("text", "markdown"):
+            return None
+        total += 1
+    return total
+
+
+class Outlook:
+    """Where a run stands: what is done, how fast it goes, and when it will have ended."""
+
+    def __init__(self, total: int | None, start: float) -> None:
+        self.total = total
+        self.done = 0.0
+        self._start = start
+        self._earlier: deque[tuple[float, float, float]] = deque([(start, 0.0, 0.0)])
+
+    def line(self, counts: Mapping[str, float], now: float, *, stopping: bool = False) -> str:
+        """One line for people; rates are of the last half minute. `now` is in seconds, and never goes back."""
+        failed, tokens = counts.get("failed", 0), counts.get("tokens", 0)
+        self.done = counts.get("inferred", 0) + failed
+        self._earlier.append((now, self.done, tokens))
+        while len(self._earlier) > 2 and now - self._earlier[1][0] >= SECONDS_OF_A_RATE:
+            self._earlier.popleft()
+        then, done_then, tokens_then = self._earlier[0]
+        seconds = max(now - then, 1e-9)
+        of = f" of {self.total:,}" if self.total is not None else ""
+        parts = [
+            f"{self.done:,.0f}{of} documents",
+            f"{(tokens - tokens_then) / seconds:,.0f} tokens/s",
+        ]
+        if failed:
+            parts.append(f"{failed:,.0f} failed")
+        if self.total is not None and self.done > done_then:
+            left = (self.total - self.done) * seconds / (self.done - done_then)
+            parts.append(f"{_clock(left)} left")
+        if stopping:
+            parts.append("stopping after the current device batch (a second signal ends at once)")
+        return ", ".join(parts)
+
+
+def _clock(seconds: float) -> str:
+    return str(datetime.timedelta(seconds=round(max(seconds, 0))))

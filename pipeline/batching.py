@@ -91,6 +91,9 @@ class BatchByLength(beam.DoFn):
 
     def start_bundle(self) -> None:
         self._special = SpecialTokens()
+        self._clear()
+
+    def _clear(self) -> None:
         self._documents: list[TokenizedDocument] = []
         self._tokens = 0
         self._failures: list[Failure] = []
@@ -122,7 +125,7 @@ class BatchByLength(beam.DoFn):
             completions=tuple(self._completions),
             figures=self._figures,
         )
-        self.start_bundle()
+        self._clear()
         return load
 
 

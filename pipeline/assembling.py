@@ -46,19 +46,21 @@ def document_schema(
     taken = {field.name.casefold(): "a column of the output" for field in (*OWN_COLUMNS, *task)}
     taken[PARTITION_COLUMN] = "the column readers make of the partition's folder"
     for field in fields:
-        # SQL engines fold case, so a name that differs in case alone could not be asked for.
-        clash = taken.setdefault(field.name.casefold(), "another kept field")
-        if clash != "another kept field" or [f.name.casefold() for f in fields].count(
+        name = (
             field.name.casefold()
-        ) > 1:
+        )  # SQL engines fold case: columns that differ in it alone cannot be told apart
+        if name in taken:
             raise SettingsError(
-                f"--keep-fields: expected names that no other column has, got {field.name!r}, which is {clash} "
-                "(letter case does not tell columns apart); leave it out or rename it in the input"
+                f"--keep-fields: expected a name that no other column has, got {field.name!r}, which names "
+                f"{taken[name]}; leave it out, or rename it in the input"
             )
+        taken[name] = "another kept field"
     described = {"schema_version": str(SCHEMA_VERSION), "versions": json.dumps(versions())}
     return pa.schema(
         [*OWN_COLUMNS, *(field.with_nullable(True) for field in fields), *task],
-        metadata={METADATA_PREFIX + name: value for name, value in (described | dict(metadata)).items()},
+        metadata={
+            METADATA_PREFIX + name: value for name, value in (described | dict(metadata)).items()
+        },
     )
 
 
@@ -88,7 +90,9 @@ def assemble(result: LoadResult, schema: pa.Schema) -> Rows:
     )
 
 
-def _rows(result: LoadResult, schema: pa.Schema) -> tuple[pa.Table, tuple[tuple[str, int, str], ...]]:
+def _rows(
+    result: LoadResult, schema: pa.Schema
+) -> tuple[pa.Table, tuple[tuple[str, int, str], ...]]:
     documents = result.documents
     vectors = schema.field("embedding").type
     encodings = np.ascontiguousarray(result.encodings, dtype=np.float32)

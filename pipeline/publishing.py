@@ -23,7 +23,7 @@ from pipeline.assembling import METADATA_PREFIX, SCHEMA_VERSION
 from pipeline.listing import read_listing
 from pipeline.merging import merge
 from pipeline.progress import Control
-from pipeline.reconciling import Reconciled, RunFailed, Tally, reconcile, tally
+from pipeline.reconciling import Reconciled, RunFailed, reconcile, tally
 from pipeline.records import Failure, Run, StagedFile
 from pipeline.sidecars import Sidecar
 from pipeline.state import Layout
@@ -33,6 +33,7 @@ __all__ = ["FAILURES_SCHEMA", "OBJECTS_SCHEMA", "RunFailed", "publish"]
 log = logging.getLogger(__name__)
 
 MANIFEST_VERSION = 1
+BUILD = "publish"  # folder in the staging folder where the partition's files are built
 FAILURES_SCHEMA = pa.schema(
     [
         pa.field("uri", pa.string(), nullable=False),
@@ -64,14 +65,13 @@ def publish(run: Run, files: Iterable[StagedFile]) -> None:
       RunFailed: reconciliation found a loss, or too many records failed. The staged files and a report stay.
     """
     layout = Layout(run.job.output.output, run.date)
-    manifest = _read_manifest(layout)
-    committed = manifest is not None and manifest["run_id"] == run.run_id
-    if committed and reporting.status(layout, run.run_id) == "published":
+    manifest = _own_manifest(layout, run)
+    if manifest is not None and reporting.status(layout, run.run_id) == "published":
         _tidy(layout, manifest, run)
         return
     staged = _gather(run, files)
     counted = tally(read_listing(run.listing), staged)
-    if not committed and Control(run.control).stopping():
+    if manifest is None and Control(run.control).stopping():
         reporting.write(run, layout, counted, staged, status="stopped", reason="asked to stop")
         return
     try:
@@ -80,7 +80,7 @@ def publish(run: Run, files: Iterable[StagedFile]) -> None:
     except RunFailed as error:
         reporting.write(run, layout, counted, staged, status="failed", reason=str(error))
         raise
-    if manifest is None or not committed:
+    if manifest is None:
         manifest = _commit(run, layout, staged, reconciled)
     reporting.write(
         run, layout, counted, staged, status="published", reconciled=reconciled, manifest=manifest
@@ -112,11 +112,14 @@ def _check_failure_ratio(run: Run, reconciled: Reconciled) -> None:
     )
 
 
-def _commit(run: Run, layout: Layout, staged: Sequence[Sidecar], reconciled: Reconciled) -> dict[str, Any]:
+def _commit(
+    run: Run, layout: Layout, staged: Sequence[Sidecar], reconciled: Reconciled
+) -> dict[str, Any]:
     """Puts the new files in place and replaces the manifest, which it returns."""
     stem = f"part-{run.run_id}"
     output = run.job.output
-    build = storage.join(layout.staged(run.fingerprint), f"publish-{run.run_id}")
+    build = storage.join(layout.staged(run.fingerprint), BUILD)
+    storage.delete_folder(build)  # what an interrupted publication has left
     documents = [
         _put(layout, merged.path, layout.documents, merged.rows)
         for merged in merge(
@@ -135,7 +138,7 @@ def _commit(run: Run, layout: Layout, staged: Sequence[Sidecar], reconciled: Rec
     failures = _put(layout, failures_path, layout.failures, failed.num_rows)
     # The state lies beside earlier partitions under a fixed name: its checksum in the manifest says whether the two
     # belong together.
-    objects = _objects_table(run, reconciled.tally)
+    objects = _objects_table(run, reconciled)
     objects_path = storage.join(build, storage.name_of(layout.objects))
     _write_table(objects_path, objects)
     state = _put(layout, objects_path, layout.objects.rpartition("/")[0], objects.num_rows)
@@ -183,7 +186,9 @@ def _failures_table(run: Run, failures: Sequence[Failure]) -> pa.Table:
         for name in FAILURES_SCHEMA.names
         if name != "position"
     }
-    columns["position"] = [failure.position if failure.position >= 0 else None for failure in ordered]
+    columns["position"] = [
+        failure.position if failure.position >= 0 else None for failure in ordered
+    ]
     metadata = {
         METADATA_PREFIX + "run_id": run.run_id,
         METADATA_PREFIX + "fingerprint": run.fingerprint,
@@ -191,14 +196,15 @@ def _failures_table(run: Run, failures: Sequence[Failure]) -> pa.Table:
     return pa.table(columns, schema=FAILURES_SCHEMA.with_metadata(metadata))
 
 
-def _objects_table(run: Run, counted: Tally) -> pa.Table:
+def _objects_table(run: Run, reconciled: Reconciled) -> pa.Table:
     """One row an object, however many work units it was read in."""
     records: dict[str, int] = defaultdict(int)
     failed: dict[str, int] = defaultdict(int)
+    counted = reconciled.tally
     objects = {unit.uri: unit for unit in counted.units.values()}
     for unit_id, count in counted.records.items():
         records[counted.units[unit_id].uri] += count
-    for failure in counted.failures:
+    for failure in reconciled.failures:
         failed[counted.units[failure.unit_id].uri] += 1
     ordered = sorted(objects)
     return pa.table(
@@ -214,11 +220,16 @@ def _objects_table(run: Run, counted: Tally) -> pa.Table:
     )
 
 
-def _read_manifest(layout: Layout) -> dict[str, Any] | None:
+def _own_manifest(layout: Layout, run: Run) -> dict[str, Any] | None:
+    """The date's manifest if this run has put it there: publishing is being repeated."""
     if not storage.exists(layout.manifest):
         return None
-    manifest: dict[str, Any] = json.loads(storage.read(layout.manifest))
-    return manifest
+    try:
+        manifest: dict[str, Any] = json.loads(storage.read(layout.manifest))
+        return manifest if manifest["run_id"] == run.run_id else None
+    except (ValueError, KeyError, TypeError):
+        log.warning("%s is not a manifest of ours and is replaced", layout.manifest)
+        return None
 
 
 def _tidy(layout: Layout, manifest: dict[str, Any], run: Run) -> None:

@@ -31,7 +31,9 @@ class Tally:
     """What the sidecars say, unit by unit. Makes no judgement, so it also describes a run that did not get through."""
 
     units: Mapping[str, WorkUnit]  # unit_id → every listed unit
-    completions: Mapping[str, Sequence[tuple[str, int]]]  # unit_id → (run id, records), each reading to the end
+    completions: Mapping[
+        str, Sequence[tuple[str, int]]
+    ]  # unit_id → (run id, records), each reading to the end
     documents: Counter[str]  # unit_id → rows
     failures: tuple[Failure, ...]  # one a (unit, position)
 

@@ -120,7 +120,11 @@ def make_report(
             "compile": float(own.seconds.get("compile", 0)),
             "inference": float(own.seconds.get("infer", 0)),
         }
-        | {step: float(own.seconds[step]) for step in own.seconds if step not in ("compile", "infer")},
+        | {
+            step: float(own.seconds[step])
+            for step in own.seconds
+            if step not in ("compile", "infer")
+        },
         "documents_per_second": sum(sidecar.rows for sidecar in own_files) / total_seconds,
         "device": own.facts.get("device", run.device),
         "dtype": run.dtype,

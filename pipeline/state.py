@@ -6,9 +6,8 @@ import fcntl
 import json
 import logging
 import os
-import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -135,7 +134,11 @@ class DateLock:
         try:
             data = json.loads(owner)
             named = f"run {data['run_id']} (process {data['pid']})"
-        except (ValueError, KeyError, TypeError):  # it has the lock but has not written its name yet
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+        ):  # it has the lock but has not written its name yet
             named = "another run"
         return (
             f"--date {self._layout.date}: {named} is writing this date of {self._layout.output}; "
@@ -189,7 +192,9 @@ def find_resumable(layout: Layout, fingerprint: str, units: Iterable[WorkUnit]) 
         if sidecar.fingerprint != fingerprint:
             continue
         if sidecar.file is not None and present.get(sidecar.file) != sidecar.size_bytes:
-            log.warning("staged file left out: %s does not have the size its sidecar says", sidecar.file)
+            log.warning(
+                "staged file left out: %s does not have the size its sidecar says", sidecar.file
+            )
             continue
         if _names(sidecar) <= listed.keys():
             candidates.append(sidecar)

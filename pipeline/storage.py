@@ -24,7 +24,7 @@ def is_local(path: str) -> bool:
 
 
 def join(folder: str, *names: str) -> str:
-    return cast(str, FileSystems.join(folder, *names))
+    return FileSystems.join(folder, *names)
 
 
 def name_of(path: str) -> str:
@@ -39,11 +39,11 @@ def temporary(path: str) -> str:
 
 def create(path: str) -> BinaryIO:
     """Opens a file for writing, with its folder. Names never choose a compression."""
-    return cast(BinaryIO, FileSystems.create(path, compression_type=CompressionTypes.UNCOMPRESSED))
+    return FileSystems.create(path, compression_type=CompressionTypes.UNCOMPRESSED)
 
 
 def open_input(path: str) -> BinaryIO:
-    return cast(BinaryIO, FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED))
+    return FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED)
 
 
 def read(path: str) -> bytes:
@@ -142,4 +142,4 @@ def sha256(path: str) -> str:
 
 def size(path: str) -> int:
     """Size of a file in bytes."""
-    return cast(int, FileSystems.get_filesystem(path).size(path))
+    return FileSystems.get_filesystem(path).size(path)

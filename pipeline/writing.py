@@ -8,13 +8,13 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, BinaryIO
 
 import apache_beam as beam
 import pyarrow as pa
 import pyarrow.parquet as pq
-from apache_beam.transforms.window import GlobalWindow
-from apache_beam.utils.timestamp import MIN_TIMESTAMP
+from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
 from pipeline import sidecars, storage
@@ -76,8 +76,12 @@ class RowGroupWriter:
         return size
 
     def abort(self) -> None:
+        """Ends the file without what waits; it does not count."""
         self._waiting = []
-        self._file.close()
+        with suppress(OSError):  # no space for the footer, say
+            self._writer.close()
+        with suppress(OSError):
+            self._file.close()
 
 
 class StagedFiles:
@@ -201,7 +205,7 @@ def attention_metadata(facts: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 @beam.typehints.with_input_types(Rows)
 @beam.typehints.with_output_types(StagedFile)
-class Write(beam.DoFn):  # type: ignore[misc]
+class Write(beam.DoFn):
     """Rows → StagedFile, one for each file closed."""
 
     def __init__(self, run: Run) -> None:
@@ -229,7 +233,7 @@ class Write(beam.DoFn):  # type: ignore[misc]
     def finish_bundle(self) -> Iterator[WindowedValue]:
         assert self._files is not None
         for staged in self._files.close():
-            yield WindowedValue(staged, MIN_TIMESTAMP, [GlobalWindow()])
+            yield GlobalWindows.windowed_value(staged)
 
     def teardown(self) -> None:
         if self._files is not None:

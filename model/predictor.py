@@ -1,0 +1,346 @@
+"""A loaded model: NumPy batches of a few fixed shapes in, pooled vectors out, on all devices of this process."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.experimental.compilation_cache import compilation_cache
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from kernels.attention.contract import Attention, Case
+from kernels.attention.select import select
+from model import checkpoint as checkpoints
+from model import heads
+from model.config import EncoderConfig
+from model.encoder import Encoder
+
+AUTO = "auto"
+DEVICES = ("tpu", "gpu", "cpu")  # in order of preference
+DTYPES = ("float32", "bfloat16")
+
+# The name of the mesh's one axis, along which the rows of a batch are spread.
+ROWS = "rows"
+
+# Processors that multiply bfloat16: names of these flags in /proc/cpuinfo (the last is Arm's).
+BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
+
+
+class DeviceError(RuntimeError):
+    """The device asked for is not there."""
+
+
+class OutOfDeviceMemory(RuntimeError):
+    """A batch, or the program for its shape, does not fit the device's memory; half of it may."""
+
+
+def resolve_device(device: str) -> str:
+    """ "cpu", "gpu" or "tpu"; "auto" is the best of those present.
+
+    Raises:
+      DeviceError: it is not present. Nothing else is taken in its place.
+    """
+    present = [kind for kind in DEVICES if _devices(kind)]
+    if device == AUTO:
+        return present[0]
+    if device not in present:
+        limited = os.environ.get("JAX_PLATFORMS")
+        hint = f" (JAX_PLATFORMS={limited} hides others)" if limited else ""
+        raise DeviceError(
+            f"device {device!r} is not present; JAX {jax.__version__} finds {', '.join(present)}{hint}"
+        )
+    return device
+
+
+def local_device_count(device: str) -> int:
+    """How many devices of the kind a Predictor in this process uses."""
+    return len(_devices(device))
+
+
+def resolve_dtype(dtype: str, device: str) -> str:
+    """ "float32" or "bfloat16"; "auto" is bfloat16 where the device multiplies it, else float32."""
+    if dtype != AUTO:
+        return dtype
+    return "bfloat16" if device != "cpu" or _cpu_multiplies_bfloat16() else "float32"
+
+
+def _devices(kind: str) -> list[jax.Device]:
+    try:
+        return jax.local_devices(backend=kind)
+    except RuntimeError:  # JAX's way to say that there is no such backend
+        return []
+
+
+def _cpu_multiplies_bfloat16() -> bool:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return False
+    flags = {
+        flag
+        for line in lines
+        if line.lower().startswith(("flags", "features"))
+        for flag in line.split()
+    }
+    return not BFLOAT16_FLAGS.isdisjoint(flags)
+
+
+class Predictor:
+    """A checkpoint on the local devices of one kind, data parallel: each computes its share of a batch's rows.
+
+    Not safe for several threads at once: whoever calls `dispatch` or `fetch` from one of several holds `lock`.
+
+    Attributes:
+      config: what the checkpoint declares.
+      attention: name of the implementation chosen.
+      attention_reasons: {name: why not} of those that were preferred to it.
+      device: "cpu", "gpu" or "tpu".
+      local_devices: number of devices; B is a multiple of it.
+      compiled_programs: one for each shape and number of segments that came.
+      compile_seconds: spent in compiling them, or in reading them from the cache.
+      lock: see above.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Path,
+        *,
+        task: str,
+        device: str,
+        dtype: str,
+        attention: str,
+        shapes: Sequence[tuple[int, int]],
+    ) -> None:
+        """Loads the weights and picks the attention; programs are compiled when their shape first comes.
+
+        Args:
+          checkpoint: folder of a published checkpoint.
+          task: "embed".
+          device: "cpu", "gpu", "tpu" or "auto".
+          dtype: what matmuls compute in: "float32", "bfloat16" or "auto".
+          attention: name of an implementation, or "auto".
+          shapes: every (B, T) that will come.
+
+        Raises:
+          CheckpointError: the checkpoint cannot be used.
+          DeviceError: the device is not there.
+          kernels.attention.select.SelectionError: the attention cannot be used.
+          ValueError: a wrong argument.
+        """
+        if task != "embed":
+            raise ValueError(f"task: expected 'embed', got {task!r}")
+        self.config = EncoderConfig.from_checkpoint(checkpoint)
+        self.device = resolve_device(device)
+        self.dtype = resolve_dtype(dtype, self.device)
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+        _use_compilation_cache()
+        devices = _devices(self.device)
+        self.local_devices = len(devices)
+        self._shapes = frozenset(shapes)
+        for B, T in self._shapes:
+            self._check_shape(B, T)
+
+        selection = select(attention, self._cases(), devices[0])
+        self.attention = selection.implementation.name
+        self.attention_reasons = dict(selection.reasons)
+        self._attention = selection.implementation
+
+        self._mesh = Mesh(np.array(devices), (ROWS,))
+        self._network, self._parameters = _place(
+            self.config, checkpoints.load(checkpoint, self.config), self.dtype, self._mesh
+        )
+        self._programs: dict[tuple[int, int, int], Callable[..., jax.Array]] = {}
+        self.compile_seconds = 0.0
+        self.lock = threading.Lock()
+
+    @property
+    def compiled_programs(self) -> int:
+        return len(self._programs)
+
+    def dispatch(
+        self,
+        token_ids: np.ndarray,
+        segment_ids: np.ndarray,
+        positions: np.ndarray,
+        segments: int = 1,
+    ) -> jax.Array:
+        """Starts a batch and returns at once, but for the compiling of a shape that comes for the first time.
+
+        Args:
+          token_ids: int32[B, T].
+          segment_ids: int32[B, T], 0 for padding, 1 … `segments` for the texts of a row.
+          positions: int32[B, T], counting from 0 in each text; anything valid at padding.
+          segments: most texts in a row.
+
+        Returns:
+          What `fetch` takes. The arrays may be changed again.
+
+        Raises:
+          ValueError: a wrong shape or type, or a token, segment or position out of range.
+          OutOfDeviceMemory: the program or the batch does not fit.
+        """
+        inputs = self._check_batch(token_ids, segment_ids, positions, segments)
+        _, B, T = inputs.shape
+        with _memory_faults():
+            program = self._programs.get((B, T, segments)) or self._compile(B, T, segments)
+            return program(self._parameters, jax.device_put(inputs, self._rows))
+
+    def fetch(self, handle: jax.Array) -> np.ndarray:
+        """float32[B, segments, D]: a vector for each text, pooled but not normalised; zeros where there is none.
+
+        Raises:
+          OutOfDeviceMemory: the batch did not fit.
+        """
+        with _memory_faults():
+            return np.asarray(handle)
+
+    def close(self) -> None:
+        """Frees the device's memory; nothing can be dispatched any more."""
+        for parameter in self._parameters:
+            parameter.delete()
+        self._programs.clear()
+        self._shapes = frozenset()
+
+    @property
+    def _rows(self) -> NamedSharding:
+        """How a batch's arrays [3, B, T] are laid over the devices."""
+        return NamedSharding(self._mesh, P(None, ROWS))
+
+    def _cases(self) -> list[Case]:
+        N, D = self.config.heads, self.config.embedding_dimensions
+        return [
+            Case(B=B // self.local_devices, T=T, N=N, H=D // N, dtype=self.dtype)
+            for B, T in sorted(self._shapes)
+        ]
+
+    def _check_shape(self, B: int, T: int) -> None:
+        if B % self.local_devices or B < 1:
+            raise ValueError(
+                f"B: expected a multiple of the {self.local_devices} local devices, got {B}"
+            )
+        if not 1 <= T <= self.config.positions:
+            raise ValueError(
+                f"T: expected 1 to {self.config.positions}, the checkpoint's positions, got {T}"
+            )
+
+    def _check_batch(
+        self, token_ids: np.ndarray, segment_ids: np.ndarray, positions: np.ndarray, segments: int
+    ) -> np.ndarray:
+        """The arrays in one, int32[3, B, T]: one transfer instead of three, and a copy of what the caller owns."""
+        limits = {
+            "token_ids": (token_ids, self.config.vocabulary_size),
+            "segment_ids": (segment_ids, segments + 1),
+            "positions": (positions, self.config.positions),
+        }
+        for name, (array, limit) in limits.items():
+            if array.dtype != np.int32 or array.shape not in self._shapes:
+                expected = ", ".join(f"{B}x{T}" for B, T in sorted(self._shapes))
+                raise ValueError(
+                    f"{name}: expected int32 of a shape the model was loaded for ({expected or 'none: it is closed'}), "
+                    f"got {array.dtype} {'x'.join(map(str, array.shape))}"
+                )
+            low, high = int(array.min()), int(array.max())
+            if low < 0 or high >= limit:
+                raise ValueError(
+                    f"{name}: expected 0 to {limit - 1}, got {low if low < 0 else high}"
+                )
+        if not token_ids.shape == segment_ids.shape == positions.shape:
+            raise ValueError("token_ids, segment_ids and positions: expected one shape")
+        return np.stack([token_ids, segment_ids, positions])
+
+    def _compile(self, B: int, T: int, segments: int) -> Callable[..., jax.Array]:
+        started = time.perf_counter()
+        forward = partial(
+            _forward,
+            network=self._network,
+            attention=self._attention,
+            pooling=self.config.pooling,
+            segments=segments,
+        )
+        # shard_map rather than a partitioned jit: a hand-written kernel is opaque to the partitioner.
+        # Its check of which values differ between devices would be a burden on every kernel.
+        sharded = jax.shard_map(
+            forward,
+            mesh=self._mesh,
+            in_specs=(P(), P(None, ROWS)),
+            out_specs=P(ROWS),
+            check_vma=False,
+        )
+        inputs = jax.ShapeDtypeStruct((3, B, T), jnp.int32, sharding=self._rows)
+        program = jax.jit(sharded).lower(self._parameters, inputs).compile()
+        self._programs[B, T, segments] = program
+        self.compile_seconds += time.perf_counter() - started
+        return program
+
+
+def _forward(
+    parameters: Sequence[jax.Array],
+    inputs: jax.Array,
+    *,
+    network: Callable[[Sequence[jax.Array]], Encoder],
+    attention: Attention,
+    pooling: str,
+    segments: int,
+) -> jax.Array:
+    token_ids, segment_ids, positions = inputs
+    hidden = network(parameters)(token_ids, segment_ids, positions, attention)
+    return heads.embed(hidden, segment_ids, pooling=pooling, segments=segments)
+
+
+def _place(
+    config: EncoderConfig, weights: dict[tuple[str | int, ...], np.ndarray], dtype: str, mesh: Mesh
+) -> tuple[Callable[[Sequence[jax.Array]], Encoder], list[jax.Array]]:
+    """Copies the weights to every device of the mesh, in the types that the network declares.
+
+    Returns:
+      How to make the network of a list of parameters, and that list.
+    """
+    graph, state = nnx.split(nnx.eval_shape(lambda: Encoder(config, jnp.dtype(dtype))))
+    everywhere = NamedSharding(mesh, P())
+    flat = dict(nnx.to_flat_state(state))
+    placed = {
+        path: variable.replace(jax.device_put(weights[path].astype(variable.dtype), everywhere))
+        for path, variable in flat.items()
+    }
+    parameters, structure = jax.tree.flatten(nnx.from_flat_state(placed))
+    for parameter in parameters:
+        if parameter.devices() != set(mesh.devices.flat):
+            raise DeviceError(
+                f"parameters: expected on {mesh.devices.tolist()}, found on {parameter.devices()}"
+            )
+    return lambda leaves: nnx.merge(graph, jax.tree.unflatten(structure, leaves)), parameters
+
+
+@contextmanager
+def _memory_faults() -> Iterator[None]:
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        # The status is all that XLA gives to tell errors apart; compilers out of memory use it too.
+        if "RESOURCE_EXHAUSTED" in str(error):
+            raise OutOfDeviceMemory(str(error)) from error
+        raise
+
+
+def _use_compilation_cache() -> None:
+    """Keeps compiled programs from run to run in the user's cache folder, unless a folder is set in JAX."""
+    if jax.config.jax_compilation_cache_dir is not None:
+        return
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "lengthwise", "xla").expanduser()
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    # By default programs that compile in under a second, such as ours on CPU, are not kept.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    # If this process compiled something before, JAX has decided to do without a cache.
+    compilation_cache.reset_cache()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes  # noqa: F401: makes bfloat16 known to NumPy, and so to safetensors
+import ml_dtypes  # noqa: F401 (makes bfloat16 known to NumPy, and so to safetensors)
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
@@ -145,7 +145,8 @@ def _fuse_matrices(tensors: Sequence[np.ndarray]) -> np.ndarray:
 
 def _with_first_type(tensors: Sequence[np.ndarray]) -> np.ndarray:
     position, token_type = tensors
-    return position + token_type[0]
+    sum: np.ndarray = position + token_type[0]
+    return sum
 
 
 @dataclass(frozen=True)
@@ -227,7 +228,7 @@ def _open(files: ExitStack, folder: Path, config: EncoderConfig) -> dict[str, _W
             file = files.enter_context(safe_open(path, "numpy"))
         except (OSError, SafetensorError) as error:
             raise CheckpointError(folder, [_unreadable(path, error)]) from error
-        for stored in file.keys():  # noqa: SIM118: the file is no mapping
+        for stored in file.keys():  # noqa: SIM118 (the file is no mapping)
             name = _plain(stored)
             if name in found:
                 problems.append(f"{stored}: there twice, also as {found[name].name}")

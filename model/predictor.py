@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -23,76 +22,31 @@ from kernels.attention.select import select
 from model import checkpoint as checkpoints
 from model import heads
 from model.config import EncoderConfig
+from model.devices import (
+    DeviceError,
+    local_device_count,
+    local_devices,
+    resolve_device,
+    resolve_dtype,
+    use_compilation_cache,
+)
 from model.encoder import Encoder
 
-AUTO = "auto"
-DEVICES = ("tpu", "gpu", "cpu")  # in order of preference
-DTYPES = ("float32", "bfloat16")
+__all__ = [
+    "DeviceError",
+    "OutOfDeviceMemory",
+    "Predictor",
+    "local_device_count",
+    "resolve_device",
+    "resolve_dtype",
+]
 
 # The name of the mesh's one axis, along which the rows of a batch are spread.
 ROWS = "rows"
 
-# Processors that multiply bfloat16: names of these flags in /proc/cpuinfo (the last is Arm's).
-BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
-
-
-class DeviceError(RuntimeError):
-    """The device asked for is not there."""
-
 
 class OutOfDeviceMemory(RuntimeError):
     """A batch, or the program for its shape, does not fit the device's memory; half of it may."""
-
-
-def resolve_device(device: str) -> str:
-    """ "cpu", "gpu" or "tpu"; "auto" is the best of those present.
-
-    Raises:
-      DeviceError: it is not present. Nothing else is taken in its place.
-    """
-    present = [kind for kind in DEVICES if _devices(kind)]
-    if device == AUTO:
-        return present[0]
-    if device not in present:
-        limited = os.environ.get("JAX_PLATFORMS")
-        hint = f" (JAX_PLATFORMS={limited} hides others)" if limited else ""
-        raise DeviceError(
-            f"device {device!r} is not present; JAX {jax.__version__} finds {', '.join(present)}{hint}"
-        )
-    return device
-
-
-def local_device_count(device: str) -> int:
-    """How many devices of the kind a Predictor in this process uses."""
-    return len(_devices(device))
-
-
-def resolve_dtype(dtype: str, device: str) -> str:
-    """ "float32" or "bfloat16"; "auto" is bfloat16 where the device multiplies it, else float32."""
-    if dtype != AUTO:
-        return dtype
-    return "bfloat16" if device != "cpu" or _cpu_multiplies_bfloat16() else "float32"
-
-
-def _devices(kind: str) -> list[jax.Device]:
-    try:
-        return jax.local_devices(backend=kind)
-    except RuntimeError:  # JAX's way to say that there is no such backend
-        return []
-
-
-def _cpu_multiplies_bfloat16() -> bool:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return False
-    flags = {
-        flag
-        for line in lines
-        if line.lower().startswith(("flags", "features"))
-        for flag in line.split()
-    }
-    return not BFLOAT16_FLAGS.isdisjoint(flags)
 
 
 class Predictor:
@@ -142,14 +96,15 @@ class Predictor:
         self.config = EncoderConfig.from_checkpoint(checkpoint)
         self.device = resolve_device(device)
         self.dtype = resolve_dtype(dtype, self.device)
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
-        _use_compilation_cache()
-        devices = _devices(self.device)
+        use_compilation_cache()
+        devices = local_devices(self.device)
         self.local_devices = len(devices)
         self._shapes = frozenset(shapes)
         for B, T in self._shapes:
-            self._check_shape(B, T)
+            if B < 1 or T < 1 or B % self.local_devices:
+                raise ValueError(
+                    f"shapes: expected B a multiple of the {self.local_devices} local devices, got {B}x{T}"
+                )
 
         selection = select(attention, self._cases(), devices[0])
         self.attention = selection.implementation.name
@@ -224,39 +179,34 @@ class Predictor:
             for B, T in sorted(self._shapes)
         ]
 
-    def _check_shape(self, B: int, T: int) -> None:
-        if B % self.local_devices or B < 1:
-            raise ValueError(
-                f"B: expected a multiple of the {self.local_devices} local devices, got {B}"
-            )
-        if not 1 <= T <= self.config.positions:
-            raise ValueError(
-                f"T: expected 1 to {self.config.positions}, the checkpoint's positions, got {T}"
-            )
-
     def _check_batch(
         self, token_ids: np.ndarray, segment_ids: np.ndarray, positions: np.ndarray, segments: int
     ) -> np.ndarray:
         """The arrays in one, int32[3, B, T]: one transfer instead of three, and a copy of what the caller owns."""
+        if token_ids.shape not in self._shapes:
+            expected = (
+                ", ".join(f"{B}x{T}" for B, T in sorted(self._shapes)) or "none: it is closed"
+            )
+            raise ValueError(
+                f"token_ids: expected a shape the model was loaded for ({expected}), got {list(token_ids.shape)}"
+            )
+        if segments < 1:
+            raise ValueError(f"segments: expected 1 or more, got {segments}")
         limits = {
             "token_ids": (token_ids, self.config.vocabulary_size),
             "segment_ids": (segment_ids, segments + 1),
             "positions": (positions, self.config.positions),
         }
         for name, (array, limit) in limits.items():
-            if array.dtype != np.int32 or array.shape not in self._shapes:
-                expected = ", ".join(f"{B}x{T}" for B, T in sorted(self._shapes))
+            if array.dtype != np.int32 or array.shape != token_ids.shape:
                 raise ValueError(
-                    f"{name}: expected int32 of a shape the model was loaded for ({expected or 'none: it is closed'}), "
-                    f"got {array.dtype} {'x'.join(map(str, array.shape))}"
+                    f"{name}: expected int32{list(token_ids.shape)} as of token_ids, got {array.dtype}{list(array.shape)}"
                 )
             low, high = int(array.min()), int(array.max())
             if low < 0 or high >= limit:
                 raise ValueError(
                     f"{name}: expected 0 to {limit - 1}, got {low if low < 0 else high}"
                 )
-        if not token_ids.shape == segment_ids.shape == positions.shape:
-            raise ValueError("token_ids, segment_ids and positions: expected one shape")
         return np.stack([token_ids, segment_ids, positions])
 
     def _compile(self, B: int, T: int, segments: int) -> Callable[..., jax.Array]:
@@ -299,7 +249,7 @@ def _forward(
 
 
 def _place(
-    config: EncoderConfig, weights: dict[tuple[str | int, ...], np.ndarray], dtype: str, mesh: Mesh
+    config: EncoderConfig, weights: Mapping[Any, np.ndarray], dtype: str, mesh: Mesh
 ) -> tuple[Callable[[Sequence[jax.Array]], Encoder], list[jax.Array]]:
     """Copies the weights to every device of the mesh, in the types that the network declares.
 
@@ -331,16 +281,3 @@ def _memory_faults() -> Iterator[None]:
         if "RESOURCE_EXHAUSTED" in str(error):
             raise OutOfDeviceMemory(str(error)) from error
         raise
-
-
-def _use_compilation_cache() -> None:
-    """Keeps compiled programs from run to run in the user's cache folder, unless a folder is set in JAX."""
-    if jax.config.jax_compilation_cache_dir is not None:
-        return
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "lengthwise", "xla").expanduser()
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    # By default programs that compile in under a second, such as ours on CPU, are not kept.
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    # If this process compiled something before, JAX has decided to do without a cache.
-    compilation_cache.reset_cache()

@@ -13,6 +13,9 @@ from pipeline import storage
 from pipeline.sidecars import Sidecar
 from pipeline.writing import RowGroupWriter, attention_metadata
 
+READ_BYTES = 2**20  # of a column at a time
+BATCH_ROWS = 1024
+
 
 @dataclass(frozen=True, kw_only=True)
 class MergedFile:
@@ -66,7 +69,7 @@ def merge(
     """Builds the partition's files `STEM-00000.parquet`, … in `folder`, at least one even without rows.
 
     Staged files stay as they are, whatever happens: they are what an interrupted publication goes on from. Memory is
-    bounded by a few row groups.
+    bounded by about two row groups.
     """
     groups = plan_merge(staged, left_out, max_rows=max_rows, max_bytes=max_bytes)
     for number, group in enumerate(groups or [[]]):
@@ -86,7 +89,7 @@ def _concatenate(
     writer = RowGroupWriter(path, schema)
     try:
         for sidecar in group:
-            for table in _row_groups(sidecar, left_out.get(sidecar.file_path, frozenset())):
+            for table in _batches(sidecar, left_out.get(sidecar.file_path, frozenset())):
                 writer.write(table.cast(schema))
                 rows += table.num_rows
         writer.close(attention_metadata(sidecar.figures.facts for sidecar in group))
@@ -96,12 +99,12 @@ def _concatenate(
     return rows
 
 
-def _row_groups(sidecar: Sidecar, left_out: frozenset[int]) -> Iterator[pa.Table]:
+def _batches(sidecar: Sidecar, left_out: frozenset[int]) -> Iterator[pa.Table]:
     with storage.open_input(sidecar.file_path) as file:
-        parquet = pq.ParquetFile(file)
+        parquet = pq.ParquetFile(file, buffer_size=READ_BYTES)
         start = 0
-        for number in range(parquet.num_row_groups):
-            table = parquet.read_row_group(number)
+        for batch in parquet.iter_batches(BATCH_ROWS, use_threads=False):
+            table = pa.Table.from_batches([batch])
             stop = start + table.num_rows
             if left_out:
                 keep = ~np.isin(np.arange(start, stop), list(left_out))

@@ -70,7 +70,7 @@ def publish(run: Run, files: Iterable[StagedFile]) -> None:
         _tidy(layout, manifest, run)
         return
     staged = _gather(run, files)
-    counted = tally(read_listing(run.listing), staged)
+    counted = tally(read_listing(run.listing), staged, run.run_id)
     if manifest is None and Control(run.control).stopping():
         reporting.write(run, layout, counted, staged, status="stopped", reason="asked to stop")
         return
@@ -86,6 +86,22 @@ def publish(run: Run, files: Iterable[StagedFile]) -> None:
         run, layout, counted, staged, status="published", reconciled=reconciled, manifest=manifest
     )
     _tidy(layout, manifest, run)
+
+
+def report_failure(run: Run, reason: str) -> None:
+    """Writes the report of a run that failed before its last step; what it has staged is counted and stays."""
+    layout = Layout(run.job.output.output, run.date)
+    if reporting.status(layout, run.run_id) is not None:
+        return
+    folder = layout.staged(run.fingerprint)
+    own = [
+        StagedFile(sidecar=storage.join(folder, name), rows=0, size_bytes=0)
+        for name in storage.files(folder)
+        if name.startswith(f"{run.run_id}-") and name.endswith(sidecars.SUFFIX)
+    ]
+    staged = _gather(run, own)
+    counted = tally(read_listing(run.listing), staged, run.run_id)
+    reporting.write(run, layout, counted, staged, status="failed", reason=reason)
 
 
 def _gather(run: Run, files: Iterable[StagedFile]) -> list[Sidecar]:

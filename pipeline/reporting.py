@@ -158,7 +158,7 @@ def _documents(counted: Tally, reconciled: Reconciled | None) -> dict[str, int |
     read += sum(counted.documents[u.unit_id] + failed_by_unit[u.unit_id] for u in unread)
     written = reconciled.documents if reconciled else counted.documents.total()
     listed = None
-    if all(unit.format in ("text", "markdown") for unit in unread):  # a document a file
+    if all(unit.format not in ("jsonl", "parquet") for unit in unread):  # a document a file
         listed = sum(counted.records.values()) + len(unread)
     return {
         "listed": listed,

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from pipeline import storage
 from pipeline.records import Completion, Failure, Figures
@@ -36,7 +37,7 @@ class Sidecar:
     unit_ids: tuple[str, ...]
     units: np.ndarray  # int64
     positions: np.ndarray  # int64
-    document_ids: tuple[str, ...]
+    document_ids: pa.Array  # string
     failures: tuple[Failure, ...]
     completions: tuple[Completion, ...]
     figures: Figures
@@ -93,7 +94,7 @@ def read(path: str) -> Sidecar:
     """
     try:
         return _parse(path, json.loads(storage.read(path)))
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
         raise SidecarError(f"{path}: expected a sidecar of version {VERSION}: {error!r}") from error
 
 
@@ -113,7 +114,7 @@ def _parse(path: str, data: dict[str, Any]) -> Sidecar:
         unit_ids=tuple(data["unit_ids"]),
         units=np.array(documents["unit"], np.int64),
         positions=np.array(documents["position"], np.int64),
-        document_ids=tuple(documents["document_id"]),
+        document_ids=pa.array(documents["document_id"], pa.string()),
         failures=tuple(Failure(**failure) for failure in data["failures"]),
         completions=tuple(Completion(**completion) for completion in data["completions"]),
         figures=Figures.from_json(data["figures"]),

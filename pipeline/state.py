@@ -202,7 +202,9 @@ def find_resumable(layout: Layout, fingerprint: str, units: Iterable[WorkUnit]) 
 
     kept: list[str] = []
     done: dict[str, set[int]] = defaultdict(set)
-    records: dict[str, int] = {}
+    records: dict[
+        str, tuple[str, int]
+    ] = {}  # unit_id → last run that read it to its end, and how many
     completed_by: set[tuple[str, str]] = set()
     for sidecar in candidates:
         keys = [
@@ -214,18 +216,20 @@ def find_resumable(layout: Layout, fingerprint: str, units: Iterable[WorkUnit]) 
             len(set(keys)) < len(keys)
             or any(position in done[unit_id] for unit_id, position in keys)
             or not completed_by.isdisjoint(completions)
-            or any(records.get(c.unit_id, c.records) != c.records for c in sidecar.completions)
         ):
             continue
         kept.append(sidecar.path)
         for unit_id, position in keys:
             done[unit_id].add(position)
         completed_by |= completions
-        records.update((c.unit_id, c.records) for c in sidecar.completions)
+        for completion in sidecar.completions:
+            # Read again after an interruption, a unit holds what the last reading says.
+            last = records.get(completion.unit_id, ("", 0))
+            records[completion.unit_id] = max(last, (sidecar.run_id, completion.records))
     left = tuple(
         replace(unit, done=frozenset(done[unit_id])) if done[unit_id] else unit
         for unit_id, unit in listed.items()
-        if records.get(unit_id) != len(done[unit_id])
+        if unit_id not in records or records[unit_id][1] != len(done[unit_id])
     )
     return Resumable(sidecars=tuple(sorted(kept)), units=left)
 

@@ -24,7 +24,7 @@ from pipeline.records import Completion, Failure, Figures, Rows, Run, StagedFile
 from pipeline.state import Layout
 
 # A row group is what a reader fetches and decodes at once, and what a writer holds in memory (Arrow bytes).
-ROW_GROUP_BYTES = 16 * 2**20
+ROW_GROUP_BYTES = 8 * 2**20
 
 # A file is closed once it has been open for 2 % of the time since the writer started: a kill then loses a few
 # percent of the work at any scale, while files grow in number only with the logarithm of the time (about 35 for
@@ -62,7 +62,7 @@ class RowGroupWriter:
 
     def _flush(self) -> None:
         if self._waiting:
-            self._writer.write_table(pa.concat_tables(self._waiting).combine_chunks())
+            self._writer.write_table(pa.concat_tables(self._waiting))
         self._waiting, self._waiting_bytes = [], 0
 
     def close(self, metadata: Mapping[str, str]) -> int:

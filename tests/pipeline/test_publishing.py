@@ -13,7 +13,7 @@ import pytest
 
 from pipeline import sidecars
 from pipeline.progress import Control
-from pipeline.publishing import FAILURES_SCHEMA, RunFailed, publish
+from pipeline.publishing import FAILURES_SCHEMA, RunFailed, publish, report_failure
 from pipeline.records import Run, StagedFile
 from pipeline.state import DateLock, find_resumable
 from staged_case import (
@@ -418,10 +418,29 @@ def test_a_failure_that_is_met_again_when_a_unit_is_read_again_counts_once(tmp_p
     assert read_partition(again, "failures").num_rows == 1
 
 
-def test_another_count_of_records_at_the_second_reading_fails_the_run(tmp_path):
+def test_an_object_that_changes_before_its_second_reading_is_what_the_second_reading_says(tmp_path):
+    run = make_run(tmp_path, [A], run_id="run-9")  # the clock has been set back since
+    stage(run, make_rows(run, A, [0, 1], records=3))
+    found = find_resumable(layout(run), FINGERPRINT, [A])
+    again = make_run(tmp_path, [A], run_id="run-2", resumed=found.sidecars, max_failure_ratio=0.5)
+    publish(again, stage(again, make_rows(again, A, records=3, failed=[-1])))
+    assert (read_partition(again).num_rows, read_partition(again, "failures").num_rows) == (2, 1)
+
+
+def test_a_record_that_is_lost_at_the_second_reading_fails_the_run(tmp_path):
     run = make_run(tmp_path, [A])
     stage(run, make_rows(run, A, [1], records=3))
     found = find_resumable(layout(run), FINGERPRINT, [A])
     again = make_run(tmp_path, [A], run_id="run-2", resumed=found.sidecars)
-    with pytest.raises(RunFailed, match="held another number of records when read again"):
-        publish(again, stage(again, make_rows(again, A, [0], records=2)))
+    with pytest.raises(RunFailed, match="3 read, 2 written"):
+        publish(again, stage(again, make_rows(again, A, [0], records=3)))
+
+
+def test_a_run_that_fails_before_its_end_can_be_reported(tmp_path):
+    run, _ = two_units(tmp_path)
+    report_failure(run, "the device was lost")
+    report = read_report(run)
+    assert (report["status"], report["reason"]) == ("failed", "the device was lost")
+    assert report["documents"]["written"] == 5
+    report_failure(run, "later")
+    assert read_report(run)["reason"] == "the device was lost"

@@ -164,6 +164,14 @@ def test_a_unit_is_whole_only_when_all_of_its_records_are_kept(tmp_path):
     assert left.done == {1, 2}
 
 
+def test_the_last_reading_of_a_unit_says_how_many_records_it_has(tmp_path):
+    run = make_run(tmp_path, [UNIT])
+    again = make_run(tmp_path, [UNIT], run_id="run-2")
+    stage(run, make_rows(run, UNIT, [0, 1], records=5))
+    stage(again, make_rows(again, UNIT, records=3, failed=[-1]))
+    assert resume(run, UNIT).units == ()
+
+
 def test_a_unit_without_records_is_done_once_it_is_read(tmp_path):
     run = make_run(tmp_path, [UNIT])
     stage(run, make_rows(run, UNIT, records=0))

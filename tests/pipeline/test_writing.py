@@ -47,7 +47,7 @@ def test_a_closed_file_is_whole_and_its_sidecar_says_all_about_it(tmp_path):
     assert (sidecar.rows, staged.rows) == (2, 2)
     assert [sidecar.unit_ids[unit] for unit in sidecar.units] == [UNIT.unit_id] * 2
     assert sidecar.positions.tolist() == [4, 9]
-    assert list(sidecar.document_ids) == rows.table["document_id"].to_pylist()
+    assert sidecar.document_ids.equals(rows.table["document_id"].combine_chunks())
     assert sidecar.failures == rows.failures
     assert sidecar.completions == rows.completions
     assert (sidecar.run_id, sidecar.fingerprint) == (run.run_id, run.fingerprint)
@@ -253,6 +253,7 @@ def test_a_writer_killed_in_the_middle_leaves_only_whole_committed_files(tmp_pat
         {"file": None},
         {"unit_ids": []},
         {"failures": [{"unit_id": "u"}]},
+        {"documents": {"unit": [0], "position": [0], "document_id": [7]}},
         {"documents": {"unit": [0], "position": [], "document_id": ["a"]}},
         {"documents": None},
     ],

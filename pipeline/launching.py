@@ -22,6 +22,7 @@ from pipeline.config import Job, SettingsError
 from pipeline.listing import Listing, field_types, list_units, write_listing
 from pipeline.records import Run
 from pipeline.state import DateLock, Layout, find_resumable
+from pipeline.tokenizing import check_windows
 
 # Part of the fingerprint: raise it when a change to reading or decoding changes the text of a document.
 DECODER_VERSION = 1
@@ -35,7 +36,8 @@ def launch(job: Job) -> Iterator[Run]:
       SettingsError: a setting, the checkpoint, the device or the input cannot work.
     """
     from model import checkpoint, predictor
-    from model.config import EncoderConfig
+    from model.config import CheckpointError, EncoderConfig
+    from model.tokenizer import TokenizerConfig
 
     started = time.time()
     moment = datetime.datetime.fromtimestamp(started, datetime.UTC)
@@ -45,12 +47,18 @@ def launch(job: Job) -> Iterator[Run]:
         folder = checkpoint.locate(job.model.model)
         config = EncoderConfig.from_checkpoint(folder)
         checkpoint.check(folder, config)
+        tokenizer = TokenizerConfig.from_checkpoint(folder)
+        if tokenizer.vocabulary_size > config.vocabulary_size:
+            problem = (
+                f"the tokenizer has {tokenizer.vocabulary_size} tokens, the model's embedding only {config.vocabulary_size}"
+            )
+            raise CheckpointError(folder, [problem])
         device = predictor.resolve_device(job.model.device)
         dtype = predictor.resolve_dtype(job.model.dtype, device)
-    except (checkpoint.CheckpointError, predictor.DeviceError) as error:
+    except (CheckpointError, predictor.DeviceError) as error:
         raise SettingsError(str(error)) from error
     window_tokens = job.model.window_tokens or config.max_tokens
-    check_windows(job.model, config)
+    check_windows(job.model, config, len(tokenizer.start_ids) + len(tokenizer.end_ids))
     listing = list_units(job.reading)
     _refuse_output_in_input(job, listing)
     fields = field_types(job.reading, listing)

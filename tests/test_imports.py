@@ -85,7 +85,8 @@ def test_an_installed_lengthwise_is_the_one_under_test():
         distribution = importlib.metadata.distribution("lengthwise")
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("not installed: this is the checkout, on purpose (PYTHONPATH)")
-    if '"editable": true' in (distribution.read_text("direct_url.json") or ""):
+    origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+    if origin.get("dir_info", {}).get("editable"):
         pytest.skip("an editable install is the checkout, on purpose")
     assert Path(str(distribution.locate_file("pipeline"))).resolve() == INSTALLED / "pipeline"
 
@@ -101,10 +102,10 @@ def test_the_wheel_holds_every_file_of_the_packages(package):
 
 def test_the_top_level_of_the_repository_is_the_agreed_one():
     result = subprocess.run(
-        ["git", "ls-files"], cwd=CHECKOUT, capture_output=True, text=True, check=False
+        ["git", "ls-files", "-z"], cwd=CHECKOUT, capture_output=True, text=True, check=False
     )
     if result.returncode == 0 and result.stdout:
-        names = {line.partition("/")[0] for line in result.stdout.splitlines()}
+        names = {line.partition("/")[0] for line in result.stdout.split("\0") if line}
     else:  # a copy without its history; README's commands add these
         names = {path.name for path in CHECKOUT.iterdir()} - {"embeddings"}
     shown = {name for name in names if not name.startswith(".")}

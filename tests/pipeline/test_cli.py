@@ -18,6 +18,12 @@ from pipeline.flags import all_flags, nearest
 NEEDED = ["--input", "docs", "--output", "out", "--model", "folder"]
 
 
+@pytest.fixture(autouse=True)
+def as_loud_as_before(monkeypatch):
+    """The command line silences libraries for the whole process, which here is that of all tests."""
+    monkeypatch.setattr(cli, "quiet", lambda: None)
+
+
 @pytest.fixture
 def ran(monkeypatch):
     """Calls that reached the run command: (job, Beam's options, runner)."""
@@ -28,7 +34,6 @@ def ran(monkeypatch):
         return 0
 
     monkeypatch.setitem(sys.modules, "pipeline.running", types.SimpleNamespace(run=run))
-    monkeypatch.setattr(cli, "quiet", lambda: None)
     return calls
 
 

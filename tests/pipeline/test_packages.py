@@ -57,11 +57,11 @@ def test_a_package_installed_over_ours_is_refused(tmp_path):
 def test_a_missing_package_is_refused(tmp_path):
     shutil.copytree(HOME / "pipeline", tmp_path / "pipeline")
     program = (
-        "import sys; sys.path = [sys.argv[1], *(p for p in sys.path if 'packages' not in p)]\n"
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from pipeline.packages import check_packages; check_packages()"
     )
     result = subprocess.run(
-        [sys.executable, "-I", "-c", program, str(tmp_path)],
+        [sys.executable, "-I", "-S", "-c", program, str(tmp_path)],  # no site-packages
         capture_output=True,
         text=True,
         timeout=60,

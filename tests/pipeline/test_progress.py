@@ -100,16 +100,22 @@ def test_in_another_thread_the_block_runs_without_handlers(control):
 
 
 def test_counts_of_threads_and_copies_add_up_exactly(control):
+    interval = sys.getswitchinterval()
+
     def count():
         copy = pickle.loads(pickle.dumps(control))
         for _ in range(1000):
             copy.report({"tokens": 2, "inferred": 1})
 
     threads = [threading.Thread(target=count) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
     assert control.totals() == {"tokens": 8000, "inferred": 4000}
 
 
@@ -233,12 +239,13 @@ def test_a_stop_is_announced_without_waiting_for_the_next_line(control, capsys):
 def test_on_a_terminal_there_is_a_bar(tmp_path):
     program = """
 import sys, time
+import rich.progress  # the bar's thread would import it now, and miss what comes first
 from pipeline import progress
 progress.documents = lambda run: 10
 control = progress.Control(sys.argv[1])
 with progress.display(control, None):
     control.report({"inferred": 4, "tokens": 100})
-    time.sleep(0.6)
+    time.sleep(1)
     control.report({"inferred": 6, "tokens": 100})
 """
     ours, theirs = pty.openpty()

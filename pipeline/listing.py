@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 
 from pipeline import objects, storage
 from pipeline.config import ReadingSettings, SettingsError
+from pipeline.decoding import parquet
 from pipeline.decoding.fields import column_type, kept_fields
-from pipeline.decoding.parquet import open_parquet
 from pipeline.decoding.text import detect, newline_of
 from pipeline.formats import HEAD_BYTES, UNKNOWN, by_name, compression_by_content, expected_names
 from pipeline.objects import ObjectError, OpenObject, StoredObject
@@ -55,7 +55,7 @@ def list_units(settings: ReadingSettings) -> Listing:
     for pattern in settings.inputs:
         try:
             matches = list(_matches(pattern))
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a scheme that no filesystem serves
             raise SettingsError(f"--input {pattern}: cannot be listed: {error}") from None
         seen = {listed.uri: listed for listed, left_out in matches if not left_out}
         hidden.update(listed.uri for listed, left_out in matches if left_out)
@@ -194,9 +194,8 @@ def _bounds(
             return [(0, None)], compression
         if kind == "parquet":
             source.file.seek(0)
-            return _row_groups(
-                open_parquet(source.file).metadata, settings.split_bytes
-            ), compression
+            with parquet.opened(source.file) as opened:
+                return _row_groups(opened.metadata, settings.split_bytes), compression
     encoding, _ = detect(head, settings.encoding)
     if len(newline_of(encoding)) > 1:
         return [(0, None)], compression
@@ -250,7 +249,8 @@ def _first_parquet_schema(listing: Listing) -> pa.Schema | None:
             ) as source:
                 compression = compression_by_content(source.file.read(HEAD_BYTES), unit.compression)
                 source.file.seek(0)
-                return open_parquet(source.file, compression).schema_arrow
+                with parquet.opened(source.file, compression) as opened:
+                    return opened.schema_arrow
         except (ObjectError, OSError):
             continue  # reading it says what is wrong
     return None

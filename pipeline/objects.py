@@ -67,7 +67,7 @@ def is_file(uri: str) -> bool:
     """Whether something other than a folder is there; locally also a link that leads nowhere."""
     if is_local(uri):
         return os.path.lexists(uri) and not os.path.isdir(uri)
-    return bool(FileSystems.exists(uri))
+    return uri.count("/") > 2 and bool(FileSystems.exists(uri))  # a bucket is no file
 
 
 def is_folder(uri: str) -> bool:

@@ -126,22 +126,23 @@ def _outcomes(unit: WorkUnit, origin: Origin, file: BinaryIO) -> Iterator[Outcom
     compression = compression_by_content(file.read(HEAD_BYTES), unit.compression)
     file.seek(0)
     if unit.format == "parquet":
-        yield from parquet.documents(
-            parquet.open_parquet(file, compression), origin, unit.start, unit.stop
-        )
+        with parquet.opened(file, compression) as opened:
+            yield from parquet.documents(opened, origin, unit.start, unit.stop)
         return
     plain = blocks(file, compression)
     if unit.format != "jsonl":
         yield from text.documents(plain, origin)
         return
-    block = next(plain, b"")
-    encoding, mark = text.detect(block[:4], origin.settings.encoding)
+    head = b""
+    while len(head) < text.MARK_BYTES and (block := next(plain, b"")):
+        head += block
+    encoding, mark = text.detect(head, origin.settings.encoding)
     first = 0
     if unit.start > 0:  # ranges are of uncompressed files
         first = first_line_search(unit.start, text.newline_of(encoding))
         file.seek(first)
     else:
-        plain = chain([block], plain)
+        plain = chain([head], plain)
     yield from jsonl.documents(
         plain, origin, encoding=encoding, mark=mark, first=first, start=unit.start, stop=unit.stop
     )

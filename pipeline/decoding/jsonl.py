@@ -142,10 +142,7 @@ class _Parser:
         if type(value) is float and abs(value) >= 2.0**63:
             exact = dict(_pairs(line))[name]
             if isinstance(exact, str):
-                try:
-                    return int(exact)
-                except ValueError as error:  # more digits than Python converts
-                    raise DecodingError("field_type", f"field {name!r}: {error}") from None
+                return int(exact)
         return value
 
 

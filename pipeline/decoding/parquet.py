@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -22,24 +23,27 @@ _MAX_BATCH_ROWS = 1024
 _BUFFER_BYTES = 2**20
 
 
-def open_parquet(file: BinaryIO, compression: str = "none") -> pq.ParquetFile:
-    """The Parquet file in an open object; a compressed one is unpacked to a temporary file first.
+@contextmanager
+def opened(file: BinaryIO, compression: str = "none") -> Iterator[pq.ParquetFile]:
+    """The Parquet file in an open object; a compressed one is unpacked to a temporary file meanwhile.
 
     Raises:
       ObjectError: not_parquet, or that of decompression.
     """
-    if compression != "none":
-        unpacked = tempfile.TemporaryFile()  # noqa: SIM115 (it is the ParquetFile's to keep)
-        for block in blocks(file, compression):
-            unpacked.write(block)
-        file = unpacked
-    try:
-        return pq.ParquetFile(file, buffer_size=_BUFFER_BYTES, pre_buffer=False)
-    except (pa.ArrowException, OSError) as error:
-        raise ObjectError(
-            "not_parquet",
-            f"expected a whole Parquet file: {_first_line(error)}; it may be cut short",
-        ) from None
+    with ExitStack() as stack:
+        if compression != "none":
+            unpacked = stack.enter_context(tempfile.TemporaryFile())
+            for block in blocks(file, compression):
+                unpacked.write(block)
+            file = unpacked
+        try:
+            parquet = pq.ParquetFile(file, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+        except (pa.ArrowException, OSError) as error:
+            raise ObjectError(
+                "not_parquet",
+                f"expected a whole Parquet file: {_first_line(error)}; it may be cut short",
+            ) from None
+        yield parquet
 
 
 def documents(

@@ -15,6 +15,7 @@ BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
+MARK_BYTES = max(len(mark) for mark, _ in BYTE_ORDER_MARKS)
 # What the codecs that expect a mark mean without one.
 _WITHOUT_MARK = {"utf-8-sig": "utf-8", "utf-16": "utf-16-le", "utf-32": "utf-32-le"}
 
@@ -42,7 +43,7 @@ def decode(data: bytes, encoding: str) -> str:
     Raises:
       DecodingError: undecodable; never a replacement character.
     """
-    found, mark = detect(data[:4], encoding)
+    found, mark = detect(data[:MARK_BYTES], encoding)
     return decode_exactly(data[mark:] if mark else data, found)
 
 
@@ -72,7 +73,7 @@ def documents(blocks: Iterable[bytes], origin: Origin) -> Iterator[Outcome]:
     for block in blocks:
         held.append(block)
         size += len(block)
-        if size > limit + len(codecs.BOM_UTF32_LE):
+        if size > limit + MARK_BYTES:
             yield origin.too_large(0, "0", f"more than {limit}")
             return
     data = held[0] if len(held) == 1 else b"".join(held)

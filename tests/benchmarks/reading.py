@@ -1,6 +1,6 @@
 """CPU time and memory of reading one uncompressed JSON Lines file, without Beam.
 
-    python tests/benchmarks/reading.py [--megabytes 200] [--words 12]
+python tests/benchmarks/reading.py [--megabytes 200] [--words 12]
 """
 
 from __future__ import annotations

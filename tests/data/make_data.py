@@ -141,8 +141,10 @@ def record(**fields: object) -> bytes:
 
 
 def broken() -> dict[str, bytes]:
-    """Each file is named for the reason that reading it fails with; files of lines hold a good line before and after."""
-    good = [record(id=f"good {number}", text=f"Line {number} is as it should be.") for number in (1, 2)]
+    """Each file's name begins with the reason that reading it fails with; files of lines hold a good line before and after."""
+    good = [
+        record(id=f"good {number}", text=f"Line {number} is as it should be.") for number in (1, 2)
+    ]
 
     def around(*lines: bytes) -> bytes:
         return b"\n".join([good[0], *lines, good[1]]) + b"\n"
@@ -153,41 +155,43 @@ def broken() -> dict[str, bytes]:
     many = b"".join(record(text=f"Record {number} of many.") + b"\n" for number in range(200))
     return {
         "undecodable_text.txt": "Größe und Maß in Latin-1".encode("latin-1"),
-        "undecodable_text_utf16.txt": codecs.BOM_UTF16_LE + "cut in two".encode("utf-16-le")[:-1],
+        "undecodable_text-utf16.txt": codecs.BOM_UTF16_LE + "cut in two".encode("utf-16-le")[:-1],
         "empty.txt": b"",
-        "empty_after_mark.txt": codecs.BOM_UTF8,
+        "empty-after-mark.txt": codecs.BOM_UTF8,
         "whitespace_only.txt": " \n\t\u3000\r\n".encode(),
         "nul_bytes.txt": b"The text stops here.\0\0\0\0 And goes on.",
-        "nul_bytes_utf16_without_mark.txt": "No mark at all".encode("utf-16-le"),
+        "nul_bytes-utf16-without-mark.txt": "No mark at all".encode("utf-16-le"),
         "unsupported_format.docx": b"PK\x03\x04 not a document that is read yet",
         "invalid_json.jsonl": around(b'{"text": "no end'),
-        "invalid_json_nan.jsonl": around(b'{"text": "a number that is none", "score": NaN}'),
-        "invalid_json_surrogate.jsonl": around(b'{"text": "half a pair \\ud800"}'),
-        "invalid_json_two_values.jsonl": around(b'{"text": "one"} {"text": "two"}'),
+        "invalid_json-nan.jsonl": around(b'{"text": "a number that is none", "score": NaN}'),
+        "invalid_json-surrogate.jsonl": around(b'{"text": "half a pair \\ud800"}'),
+        "invalid_json-two-values.jsonl": around(b'{"text": "one"} {"text": "two"}'),
         "undecodable_text.jsonl": around(b'{"text": "Stra\xdfe"}'),
         "not_an_object.jsonl": around(b'["text", "in a list"]'),
         "missing_text_field.jsonl": around(record(id=3, body="The field has another name.")),
         "text_not_string.jsonl": around(record(id=3, text=42)),
-        "text_not_string_null.jsonl": around(record(id=3, text=None)),
+        "text_not_string-null.jsonl": around(record(id=3, text=None)),
         "repeated_field.jsonl": around(b'{"text": "first", "text": "second"}'),
         "empty.jsonl": around(record(id=3, text="")),
         "whitespace_only.jsonl": around(record(id=3, text=" \u2003\n")),
         "nul_bytes.jsonl": around(record(id=3, text="a\0b")),
-        "repeated_id.jsonl": around(record(id="good 1", text="The same id again.")),  # with --id-field id
+        "repeated_id.jsonl": around(
+            record(id="good 1", text="The same id again.")
+        ),  # with --id-field id
         "missing_id.jsonl": around(record(text="No id.")),  # with --id-field id
         "bad_id.jsonl": around(record(id=1.5, text="A fraction as id.")),  # with --id-field id
         "truncated_object.txt.gz": zip_gzip(LOGBOOK.encode())[:-40],
         "truncated_object.jsonl.gz": zip_gzip(many)[:-60],
         "truncated_object.jsonl.bz2": bz2.compress(many)[:-60],
         "truncated_object.jsonl.zst": zstandard.ZstdCompressor().compress(many)[:-3],
-        "truncated_object_empty.jsonl.gz": b"",
-        "corrupt_object_trailing.jsonl.gz": zip_gzip(around()) + b"something else",
-        "not_parquet_truncated.parquet": whole[: len(whole) // 2],
+        "truncated_object-empty.jsonl.gz": b"",
+        "corrupt_object-trailing.jsonl.gz": zip_gzip(around()) + b"something else",
+        "not_parquet-truncated.parquet": whole[: len(whole) // 2],
         "not_parquet.parquet": b"This is a text with another name.",
         "corrupt_object.parquet": whole[:page] + b"\xff" * 40 + whole[page + 40 :],
         "missing_text_field.parquet": parquet(pa.table({"body": ["The column has another name."]})),
         "text_not_string.parquet": parquet(pa.table({"text": [1, 2]})),
-        "text_not_string_null.parquet": parquet(pa.table({"text": ["A good row.", None]})),
+        "text_not_string-null.parquet": parquet(pa.table({"text": ["A good row.", None]})),
     }
 
 

@@ -62,7 +62,7 @@ def assert_same(left: pa.Table, right: pa.Table) -> None:
     or at a cosine of 0.9999 (bfloat16)."""
     assert left.drop_columns("embedding").equals(right.drop_columns("embedding"))
     a, b = (np.array(table["embedding"].to_pylist(), np.float32) for table in (left, right))
-    if left.schema.metadata[b"dtype"] == b"float32":
+    if left.schema.metadata[b"lengthwise.dtype"] == b"float32":
         np.testing.assert_allclose(a, b, atol=1e-5)
     else:
         assert ((a * b).sum(1) >= 0.9999).all()

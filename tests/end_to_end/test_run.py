@@ -47,7 +47,7 @@ def test_the_report_accounts_for_every_record(corpus, tiny_checkpoint, tmp_path)
     assert 0 < report["padding_efficiency"] <= 1
     assert report["compiled_programs"] == len(report["shapes"])
     assert report["attention"] == "xla"
-    assert {"read", "tokenize", "batch", "infer", "assemble", "write"} <= set(report["seconds"])
+    assert {"read", "tokenize", "batch", "inference", "assemble", "write"} <= set(report["seconds"])
     assert report["status"] == "published"
 
 

@@ -134,12 +134,8 @@ class DateLock:
         try:
             data = json.loads(owner)
             named = f"run {data['run_id']} (process {data['pid']})"
-        except (
-            ValueError,
-            KeyError,
-            TypeError,
-        ):  # it has the lock but has not written its name yet
-            named = "another run"
+        except (ValueError, KeyError, TypeError):
+            named = "another run"  # it has the lock but has not written its name yet
         return (
             f"--date {self._layout.date}: {named} is writing this date of {self._layout.output}; "
             "wait for its end or stop it, or choose another --date or --output"
@@ -202,9 +198,7 @@ def find_resumable(layout: Layout, fingerprint: str, units: Iterable[WorkUnit]) 
 
     kept: list[str] = []
     done: dict[str, set[int]] = defaultdict(set)
-    records: dict[
-        str, tuple[str, int]
-    ] = {}  # unit_id → last run that read it to its end, and how many
+    records: dict[str, tuple[str, int]] = {}  # unit_id → (last run that read it to its end, count)
     completed_by: set[tuple[str, str]] = set()
     for sidecar in candidates:
         keys = [

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
-import threading
 from pathlib import Path
 
 import pytest
@@ -98,30 +98,25 @@ def test_a_lock_left_by_sigkill_never_blocks_the_next_run_even_if_a_worker_lives
         os.kill(worker, signal.SIGKILL)
 
 
-def test_a_lock_is_held_by_one_at_a_time_however_many_try(tmp_path):
-    inside, most, refused = [0], [0], [0]
-    guard = threading.Lock()
+def test_a_lock_on_a_file_that_its_last_owner_has_just_deleted_keeps_nobody_out(
+    tmp_path, monkeypatch
+):
+    first, second, third = (DateLock(Layout(str(tmp_path), DATE), f"run-{n}") for n in (1, 2, 3))
+    first.__enter__()
+    flock = fcntl.flock
 
-    def work(number: int) -> None:
-        for _ in range(50):
-            try:
-                with DateLock(Layout(str(tmp_path), DATE), f"run-{number}"):
-                    with guard:
-                        inside[0] += 1
-                        most[0] = max(most[0], inside[0])
-                    with guard:
-                        inside[0] -= 1
-            except DateLocked:
-                refused[0] += 1
+    def others_come_in_between(file: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        first.__exit__(None, None, None)
+        third.__enter__()
+        flock(file, operation)
 
-    threads = [threading.Thread(target=work, args=[number]) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert most == [1]
-    assert refused[0] < 200
-    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(fcntl, "flock", others_come_in_between)
+    with pytest.raises(DateLocked, match="run-3"):
+        second.__enter__()
+    third.__exit__(None, None, None)
+    with second:
+        pass
 
 
 def test_the_end_of_the_lock_keeps_what_an_unpublished_run_has_left(tmp_path):
@@ -187,8 +182,8 @@ def test_a_failure_of_the_object_itself_counts_as_done(tmp_path):
 def test_of_overlapping_files_a_set_is_kept_that_holds_no_record_twice(tmp_path):
     run = make_run(tmp_path, [UNIT])
     again = make_run(tmp_path, [UNIT], run_id="run-2")
-    stage(run, make_rows(run, UNIT, [0, 1]), make_rows(run, UNIT, [2, 3, 4, 5]))
-    stage(again, make_rows(again, UNIT, [1, 2, 3]), make_rows(again, UNIT, [6]))
+    stage(run, make_rows(run, UNIT, [1, 2, 3]), make_rows(run, UNIT, [6]))
+    stage(again, make_rows(again, UNIT, [0, 1]), make_rows(again, UNIT, [2, 3, 4, 5]))
     found = resume(run, UNIT)
     assert positions_kept(found) == [0, 1, 2, 3, 4, 5, 6]
     assert found.units[0].done == set(range(7))

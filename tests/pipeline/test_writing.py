@@ -93,6 +93,14 @@ def test_a_file_is_closed_when_it_has_its_rows_and_a_big_table_spans_several(tmp
     assert [len(s.completions) for s in read] == [0, 0, 1], "a completion goes with the last rows"
 
 
+def test_no_file_has_more_rows_than_allowed_however_they_come(tmp_path, clock):
+    run = make_run(tmp_path, [UNIT], max_rows_per_file=3)
+    files = writer(run)
+    staged = [f for p in range(0, 8, 2) for f in files.add(make_rows(run, UNIT, [p, p + 1]))]
+    staged += files.close()
+    assert [file.rows for file in staged] == [3, 3, 2]
+
+
 def test_a_file_is_closed_when_it_has_its_bytes(tmp_path, clock):
     run = make_run(tmp_path, [UNIT], max_bytes_per_file=2000)
     files = writer(run)

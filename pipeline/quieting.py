@@ -2,42 +2,71 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
+import re
+import signal
 import sys
-import tempfile
 import warnings
+from typing import NoReturn
+
+# What TensorFlow, XLA and gRPC write on standard error by themselves, much of it before they read the log level
+# that the environment sets: notes and warnings, and TensorFlow's search for a GPU that it is not to use.
+NOISE = re.compile(
+    rb"[IW]\d{4} |WARNING: All log messages before absl|To enable the following instructions|E\d{4} .*cuInit"
+)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def quiet() -> None:
     """Silences what libraries tell themselves; for the command line only, before they are imported.
 
-    What the user asked Python to show (`-W`, PYTHONWARNINGS) and what the user set stays.
+    What the user asked Python to show (`-W`, PYTHONWARNINGS) and what the user set stays, and so do errors.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow and XLA: errors only
+    os.environ.setdefault(
+        "TF_CPP_MIN_LOG_LEVEL", "2"
+    )  # for processes that do not write through ours
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
-    for name in ("absl", "apache_beam", "google", "jax", "tensorflow"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger().setLevel(logging.ERROR)
+    for name in ("pipeline", "model", "kernels"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    _filter_native_output()
 
 
-def import_quietly(name: str) -> None:
-    """Imports a module whose native code writes to standard error before its log level is read (TensorFlow).
+def _filter_native_output() -> None:
+    """Puts a process of a few lines between standard error and what native code writes there.
 
-    What it wrote is shown if the import fails.
+    (A thread would need the interpreter, which native code may hold while it writes, and would take the last
+    words of a crash with it.) Python's own messages go straight to where standard error went before.
     """
     sys.stderr.flush()
     terminal = os.dup(2)
-    with tempfile.TemporaryFile() as written:
-        os.dup2(written.fileno(), 2)
-        try:
-            importlib.import_module(name)
-        except BaseException:
-            written.seek(0)
-            os.write(terminal, written.read())
-            raise
-        finally:
-            os.dup2(terminal, 2)
-            os.close(terminal)
+    reading, writing = os.pipe()
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    if os.fork() == 0:
+        _forward(
+            reading, writing, terminal
+        )  # lives on through these signals: they end the run, and that ends it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    os.close(reading)
+    os.dup2(writing, 2)
+    os.close(writing)
+    encoding = sys.stderr.encoding
+    sys.stderr = open(terminal, "w", buffering=1, encoding=encoding, errors="backslashreplace")  # noqa: SIM115
+
+
+def _forward(reading: int, writing: int, terminal: int) -> NoReturn:
+    """Copies lines that are no noise until every process that writes has ended."""
+    try:
+        os.close(writing)
+        null = os.open(os.devnull, os.O_RDWR)
+        for standard in (0, 1, 2):  # whoever reads our output must see its end when the run ends
+            os.dup2(null, standard)
+        with open(reading, "rb") as lines:
+            for line in lines:
+                if not NOISE.match(line):
+                    os.write(terminal, line)
+    finally:
+        os._exit(0)

@@ -164,7 +164,9 @@ def _from_tokenizer_json(
                 f"tokenizer.json: the added token {token['content']!r} is not special: such are not supported"
             )
     special = _special_tokens(found.get("post_processor") or {}, problems)
-    pad = (found.get("padding") or {}).get("pad_token") or _content(declared.get("pad_token"), "[PAD]")
+    pad = (found.get("padding") or {}).get("pad_token") or _content(
+        declared.get("pad_token"), "[PAD]"
+    )
     return _fields(
         tokens,
         ids,

@@ -213,7 +213,8 @@ def _starts(texts: Iterable[Sized]) -> np.ndarray:
 
 def _begin_character(texts: Iterable[bytes]) -> np.ndarray:
     """bool[bytes]: whether each byte of the joined texts begins a character."""
-    return (np.frombuffer(b"".join(texts), np.uint8) & 0xC0) != 0x80
+    begins: np.ndarray = (np.frombuffer(b"".join(texts), np.uint8) & 0xC0) != 0x80
+    return begins
 
 
 def _reachable(vocabulary: Sequence[str], stand_ins: Mapping[int, int]) -> list[str]:
@@ -249,7 +250,9 @@ def _surrogate(texts: Sequence[str]) -> ValueError:
             text.encode()
         except UnicodeEncodeError as error:
             found = f"U+{ord(text[error.start]):04X} at character {error.start}"
-            return ValueError(f"text {i}: expected Unicode characters, found a lone surrogate, {found}")
+            return ValueError(
+                f"text {i}: expected Unicode characters, found a lone surrogate, {found}"
+            )
     raise AssertionError("no text holds a surrogate")
 
 
@@ -260,4 +263,6 @@ def _joined(parts: list[Tokens], offsets: bool) -> Tokens:
     ids = np.concatenate([np.zeros(0, np.int32), *(part.ids for part in parts)])
     if not offsets:
         return Tokens(ids, None)
-    return Tokens(ids, np.concatenate([np.zeros([0, 2], np.int32), *(part.offsets for part in parts)]))
+    return Tokens(
+        ids, np.concatenate([np.zeros([0, 2], np.int32), *(part.offsets for part in parts)])
+    )

@@ -1,15 +1,15 @@
-"""Batch by length: tokenized documents → Loads, whole documents with the plan of device batches that computes them."""
+"""Batch by length: tokenized documents → Loads, whole documents with the device batches that compute them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 
 import apache_beam as beam
 import numpy as np
 from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
+from pipeline.packing import Planner, plan
 from pipeline.progress import busy
 from pipeline.records import (
     Completion,
@@ -22,74 +22,53 @@ from pipeline.records import (
     TokenizedChunk,
     TokenizedDocument,
 )
+from pipeline.shapes import ShapeTable, shape_table
 
-# Padded tokens of a device batch.
-BATCH_TOKENS = {"cpu": 1024, "gpu": 32768, "tpu": 32768}
+__all__ = ["BatchByLength", "Loads", "ShapeTable", "make_load", "plan", "shape_table"]
+
+# More of them waste less on the last one, and let tokenizing overlap computing; but a killed worker's Load is lost.
 BATCHES_PER_LOAD = 16
-STEP = 16
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShapeTable:
-    """The shapes (B, T) that device batches may have."""
-
-    shapes: tuple[tuple[int, int], ...]
-
-    @property
-    def max_tokens_per_batch(self) -> int:
-        return max(B * T for B, T in self.shapes)
-
-
-def shape_table(
-    device: str, window_tokens: int, max_tokens_per_batch: int | None, local_devices: int
-) -> ShapeTable:
-    """The shapes for a device: T steps up to a window, B is a power of two times `local_devices`."""
-    budget = max_tokens_per_batch or BATCH_TOKENS[device]
-    shapes = []
-    for T in [*range(STEP, window_tokens, STEP), window_tokens]:
-        B = local_devices
-        while B * 2 * T <= budget:
-            B *= 2
-        shapes.append((B, T))
-    return ShapeTable(shapes=tuple(shapes))
-
-
-def plan(lengths: np.ndarray, table: ShapeTable) -> tuple[PlannedBatch, ...]:
-    """Puts each window (int32[n] lengths, special tokens included) into one batch, longest first."""
-    order = np.argsort(-lengths, kind="stable").astype(np.int32)
-    shapes = sorted(table.shapes, key=lambda shape: shape[1])
-    widths = np.array([T for _, T in shapes])
-    batches = []
-    start = 0
-    while start < len(order):
-        B, T = shapes[int(np.searchsorted(widths, lengths[order[start]]))]
-        windows = order[start : start + B]
-        rows = np.arange(len(windows), dtype=np.int32)
-        batches.append(
-            PlannedBatch(B=B, T=T, windows=windows, rows=rows, columns=np.zeros_like(rows))
-        )
-        start += B
-    return tuple(batches)
 
 
 class BatchByLength(beam.DoFn):
-    """Gathers the documents of a bundle into Loads.
-
-    A Load is closed before the document that would take it over `max_tokens_per_load`; a document larger than that is a Load
-    of its own. Failures, completions and figures travel with the next Load, so a work unit is never
-    reported complete before all its documents have passed.
-    """
+    """Gathers the documents of a bundle into Loads."""
 
     def __init__(self, run: Run) -> None:
-        settings = run.job.batching
-        self._table = shape_table(
+        self._run = run
+
+    def setup(self) -> None:
+        run, settings = self._run, self._run.job.batching
+        table = shape_table(
             run.device, run.window_tokens, settings.max_tokens_per_batch, run.local_devices
         )
         self._max_tokens = (
-            settings.max_tokens_per_load or BATCHES_PER_LOAD * self._table.max_tokens_per_batch
+            settings.max_tokens_per_load or BATCHES_PER_LOAD * table.max_tokens_per_batch
         )
+        self._planner = Planner(table)  # for all bundles: it learns
 
     def start_bundle(self) -> None:
+        self._loads = Loads(self._planner.plan, self._max_tokens)
+
+    def process(self, chunk: TokenizedChunk) -> Iterator[Load]:
+        yield from self._loads.add(chunk)
+
+    def finish_bundle(self) -> Iterator[WindowedValue]:
+        for load in self._loads.finish():
+            yield GlobalWindows.windowed_value(load)
+
+
+class Loads:
+    """Makes Loads of at most `max_tokens` (special tokens included) from chunks; a larger document is a Load of its own.
+
+    Failures, completions and figures leave with the documents gathered when they came, or later: a work unit is never
+    complete before its last document has left.
+    """
+
+    def __init__(
+        self, planner: Callable[[np.ndarray], tuple[PlannedBatch, ...]], max_tokens: int
+    ) -> None:
+        self._planner = planner
+        self._max_tokens = max_tokens
         self._special = SpecialTokens()
         self._clear()
 
@@ -100,11 +79,15 @@ class BatchByLength(beam.DoFn):
         self._completions: list[Completion] = []
         self._figures = Figures()
 
-    def process(self, chunk: TokenizedChunk) -> Iterator[Load]:
+    def add(self, chunk: TokenizedChunk) -> Iterator[Load]:
+        """The Loads that a chunk fills."""
         self._special = chunk.special
         for document in chunk.documents:
-            tokens = document.tokens + len(document.windows) * len(chunk.special)
-            if self._documents and self._tokens + tokens > self._max_tokens:
+            tokens = _tokens(document, chunk.special)
+            if tokens > self._max_tokens:
+                yield make_load([document], chunk.special, self._planner)
+                continue
+            if self._tokens + tokens > self._max_tokens:
                 yield self._load()
             self._documents.append(document)
             self._tokens += tokens
@@ -112,17 +95,18 @@ class BatchByLength(beam.DoFn):
         self._completions += chunk.completions
         self._figures.add(chunk.figures)
 
-    def finish_bundle(self) -> Iterator[WindowedValue]:
-        if self._documents or self._failures or self._completions:
-            yield GlobalWindows.windowed_value(self._load())
+    def finish(self) -> Iterator[Load]:
+        """The rest, also where it is only failures, completions or figures."""
+        if self._documents or self._failures or self._completions or self._figures != Figures():
+            yield self._load()
 
     def _load(self) -> Load:
         load = make_load(
-            tuple(self._documents),
+            self._documents,
             self._special,
-            self._table,
-            failures=tuple(self._failures),
-            completions=tuple(self._completions),
+            self._planner,
+            failures=self._failures,
+            completions=self._completions,
             figures=self._figures,
         )
         self._clear()
@@ -130,38 +114,40 @@ class BatchByLength(beam.DoFn):
 
 
 def make_load(
-    documents: tuple[TokenizedDocument, ...],
+    documents: Sequence[TokenizedDocument],
     special: SpecialTokens,
-    table: ShapeTable,
+    planner: Callable[[np.ndarray], tuple[PlannedBatch, ...]],
     *,
-    failures: tuple[Failure, ...],
-    completions: tuple[Completion, ...],
-    figures: Figures,
+    failures: Sequence[Failure] = (),
+    completions: Sequence[Completion] = (),
+    figures: Figures | None = None,
 ) -> Load:
-    """Documents and the plan that computes each distinct text among them once."""
+    """Documents and the batches that compute each distinct text among them once."""
+    figures = figures or Figures()
     with busy(figures, "batch"):
-        seen: dict[str, int] = {}
+        first_of_text: dict[str, int] = {}
         first_window = np.zeros(len(documents), np.int32)
         parts = [np.zeros([0, 3], np.int32)]
-        rows = 0
+        windows = 0
         for i, document in enumerate(documents):
-            first = seen.setdefault(document.document.content_sha256, rows)
-            first_window[i] = first
-            if first == rows:
-                part = np.empty([len(document.windows), 3], np.int32)
-                part[:, 0] = i
-                part[:, 1:] = document.windows
-                parts.append(part)
-                rows += len(part)
+            first_window[i] = first_of_text.setdefault(document.document.content_sha256, windows)
+            if first_window[i] == windows:
+                parts.append(np.insert(document.windows, 0, i, axis=1))
+                windows += len(document.windows)
         window_table = np.concatenate(parts)
-        batches = plan(window_table[:, 2] - window_table[:, 1] + len(special), table)
+        batches = planner(window_table[:, 2] - window_table[:, 1] + len(special))
     return Load(
-        documents=documents,
+        documents=tuple(documents),
         window_table=window_table,
         first_window=first_window,
         batches=batches,
         special=special,
-        failures=failures,
-        completions=completions,
+        failures=tuple(failures),
+        completions=tuple(completions),
         figures=figures,
     )
+
+
+def _tokens(document: TokenizedDocument, special: SpecialTokens) -> int:
+    """What the model computes for a document."""
+    return int(np.diff(document.windows).sum()) + len(document.windows) * len(special)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from apache_beam.ml.inference.base import ModelHandler
 
+from pipeline import packing
 from pipeline.progress import Control, busy
 from pipeline.records import Failure, Figures, Load, LoadResult, PlannedBatch
 
@@ -225,7 +226,8 @@ def _compute(
 def _segments(batch: PlannedBatch) -> tuple[int, np.ndarray]:
     """The number of segment places of a row, and the segment number (1, 2, …) of each window in its row.
 
-    The number is rounded up to a power of two, since each is another compiled program.
+    The number depends on T alone (a power of two where more windows than that share a row), since each is
+    another compiled program.
     """
     order = np.lexsort([batch.columns, batch.rows])
     rows = batch.rows[order]
@@ -233,7 +235,7 @@ def _segments(batch: PlannedBatch) -> tuple[int, np.ndarray]:
     places = np.empty(len(rows), np.int32)
     places[order] = np.arange(len(rows)) - first + 1
     most = int(places.max(initial=1))
-    return 1 << (most - 1).bit_length(), places
+    return max(packing.places(batch.T), 1 << (most - 1).bit_length()), places
 
 
 def _arrays(

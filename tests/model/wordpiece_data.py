@@ -39,7 +39,8 @@ MODES = {"uncased": (True, True), "lower": (True, False), "cased": (False, False
 
 def make() -> dict[str, np.ndarray]:
     """All arrays of the data file, by name."""
-    hf_split = {c for c in CODE_POINTS if _hf_pieces(f"a{chr(c)}b") == 3}
+    hf_pieces = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
+    hf_split = {c for c in CODE_POINTS if len(hf_pieces(f"a{chr(c)}b")) == 3}
     tf_split, tf_space = _tf_split()
     clean = _normalizations(lowercase=False, strip_accents=False)
     padded = {c for c, text in clean.items() if len(text) == 3}  # " 中 "
@@ -73,10 +74,6 @@ def _normalizations(*, lowercase: bool, strip_accents: bool) -> dict[int, str]:
     ).normalize_str
     results = ((c, normalize(chr(c))) for c in CODE_POINTS)
     return {c: text for c, text in results if text != chr(c)}
-
-
-def _hf_pieces(text: str, split=pre_tokenizers.BertPreTokenizer().pre_tokenize_str) -> int:
-    return len(split(text))
 
 
 def _tf_split() -> tuple[set[int], set[int]]:
@@ -124,7 +121,8 @@ def _combining_classes(decompose) -> dict[int, int]:
     for c in CODE_POINTS:
         x = chr(c)
         if decompose(x) == x and (
-            decompose(ypogegrammeni + x) != ypogegrammeni + x or decompose(x + overlay) != x + overlay
+            decompose(ypogegrammeni + x) != ypogegrammeni + x
+            or decompose(x + overlay) != x + overlay
         ):
             marks.append(x)
     # One mark of each class, in order; a mark belongs where it moves neither before nor behind.
@@ -195,7 +193,9 @@ def _trie(values: dict[int, int]) -> np.ndarray:
         """Stores the children of one node; the one for byte b is at base ^ b."""
         key = repr(children)
         if key not in bases:
-            block = len(units)  # a multiple of `size`, so that block + (b % size) is block ^ (b % size)
+            block = len(
+                units
+            )  # a multiple of `size`, so that block + (b % size) is block ^ (b % size)
             leaves = block + size
             units.extend([0] * 2 * size)
             for byte, below in children.items():

@@ -145,8 +145,8 @@ def _fuse_matrices(tensors: Sequence[np.ndarray]) -> np.ndarray:
 
 def _with_first_type(tensors: Sequence[np.ndarray]) -> np.ndarray:
     position, token_type = tensors
-    sum: np.ndarray = position + token_type[0]
-    return sum
+    both: np.ndarray = position + token_type[0]
+    return both
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 
@@ -25,7 +27,9 @@ def test_gelu_is_the_exact_one_within_what_its_docstring_says(
     x = np.concatenate([np.linspace(-12, 12, 24001), [-1e4, -50, 50, 1e4]]).astype(np.float32)
     exact = np.array([v * math.erfc(-v / math.sqrt(2)) / 2 for v in x.astype(np.float64)])
     rounding = 2**-21 * np.abs(x)
-    assert (np.abs(np.asarray(gelu(x, jnp.dtype(dtype))) - exact) <= tolerance + rounding).all()
+    assert (
+        np.abs(np.asarray(gelu(jnp.asarray(x), jnp.dtype(dtype))) - exact) <= tolerance + rounding
+    ).all()
 
 
 def test_a_norm_is_exact_where_the_mean_is_far_larger_than_the_deviation() -> None:
@@ -33,7 +37,7 @@ def test_a_norm_is_exact_where_the_mean_is_far_larger_than_the_deviation() -> No
     exact = x.astype(np.float64)
     exact -= exact.mean(-1, keepdims=True)
     exact /= np.sqrt((exact**2).mean(-1, keepdims=True) + 1e-12)
-    assert np.abs(np.asarray(LayerNorm(64, 1e-12)(x)) - exact).max() <= 1e-4
+    assert np.abs(np.asarray(LayerNorm(64, 1e-12)(jnp.asarray(x))) - exact).max() <= 1e-4
 
 
 def test_a_matmul_in_bfloat16_keeps_its_float32_sum() -> None:
@@ -41,7 +45,7 @@ def test_a_matmul_in_bfloat16_keeps_its_float32_sum() -> None:
     dense.kernel[...] = jnp.ones([256, 1], jnp.bfloat16)
     x = np.ones([1, 256], np.float32)
     x[0, 0] = 2
-    result = dense(x)
+    result = dense(jnp.asarray(x))
     assert result.dtype == jnp.float32
     assert float(result[0, 0]) == 257  # bfloat16 has 256 and 258
 
@@ -59,11 +63,17 @@ HIDDEN = np.random.default_rng(0).standard_normal([2, 6, 8]).astype(np.float32)
     ],
 )
 def test_each_text_of_a_row_is_pooled_by_itself_and_absent_ones_are_zero(
-    pooling: str, pool: object
+    pooling: str, pool: Callable[[np.ndarray], np.ndarray]
 ) -> None:
-    pooled = np.asarray(heads.embed(HIDDEN, SEGMENT_IDS, pooling=pooling, segments=3))
+    hidden, segment_ids = jnp.asarray(HIDDEN), jnp.asarray(SEGMENT_IDS)
+    pooled = np.asarray(heads.embed(hidden, segment_ids, pooling=pooling, segments=3))
     assert (pooled.shape, pooled.dtype) == ((2, 3, 8), np.float32)
     expected = np.zeros([2, 3, 8])
     expected[0, 0], expected[0, 1] = pool(HIDDEN[0, :3]), pool(HIDDEN[0, 3:5])
     expected[1, 0] = pool(HIDDEN[1, :1])
     assert np.abs(pooled - expected).max() <= 1e-6
+
+
+def test_shapes_in_signatures_are_checked() -> None:
+    with pytest.raises(jaxtyping.TypeCheckError):
+        heads.embed(jnp.zeros([2, 6, 8]), jnp.zeros([2, 5], int), pooling="mean", segments=1)

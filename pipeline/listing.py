@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -159,15 +158,10 @@ def _manifest(settings: ReadingSettings) -> Iterator[StoredObject]:
 def _units(listed: StoredObject, settings: ReadingSettings) -> list[WorkUnit]:
     kind, compression = by_name(listed.uri, settings.format)
     bounds: Sequence[tuple[int, int | None]] = [(0, None)]
-    if (
-        listed.generation
-        and listed.size_bytes > settings.split_bytes
-        and kind in ("jsonl", "parquet")
-    ):
-        with suppress(
-            ObjectError, OSError
-        ):  # else it is one unit, and reading it says what is wrong
-            bounds, compression = _bounds(listed, kind, compression, settings)
+    divisible = kind in ("jsonl", "parquet") and compression == "none" and listed.generation
+    if divisible and listed.size_bytes > settings.split_bytes:
+        with suppress(ObjectError, OSError):  # else it is one unit, and reading says what is wrong
+            bounds = _bounds(listed, kind, settings)
     return [
         WorkUnit(
             uri=listed.uri,
@@ -183,25 +177,25 @@ def _units(listed: StoredObject, settings: ReadingSettings) -> list[WorkUnit]:
 
 
 def _bounds(
-    listed: StoredObject, kind: str, compression: str, settings: ReadingSettings
-) -> tuple[Sequence[tuple[int, int | None]], str]:
-    """The ranges in which a large object is read, and its compression, both by its content."""
+    listed: StoredObject, kind: str, settings: ReadingSettings
+) -> Sequence[tuple[int, int | None]]:
+    """The parts in which a large object is read; one if its content turns out to be compressed."""
     size = listed.size_bytes
     with OpenObject(listed.uri, size_bytes=size, generation=listed.generation) as source:
         head = source.file.read(HEAD_BYTES)
-        compression = compression_by_content(head, compression)
-        if compression != "none":
-            return [(0, None)], compression
+        if compression_by_content(head, "none") != "none":
+            return [(0, None)]
         if kind == "parquet":
             source.file.seek(0)
             with parquet.opened(source.file) as opened:
-                return _row_groups(opened.metadata, settings.split_bytes), compression
+                return _row_groups(opened.metadata, settings.split_bytes)
     encoding, _ = detect(head, settings.encoding)
     if len(newline_of(encoding)) > 1:
-        return [(0, None)], compression
+        return [(0, None)]
     count = -(-size // settings.split_bytes)
-    edges = [size * number // count for number in range(count + 1)]
-    return list(pairwise(edges)), compression
+    starts = [size * number // count for number in range(count)]
+    stops = [*starts[1:], None]  # the last part has no end: nothing may be left unread
+    return list(zip(starts, stops, strict=True))
 
 
 def _row_groups(metadata: pq.FileMetaData, split_bytes: int) -> list[tuple[int, int | None]]:
@@ -241,7 +235,7 @@ def field_types(settings: ReadingSettings, listing: Listing) -> tuple[pa.Field, 
 
 def _first_parquet_schema(listing: Listing) -> pa.Schema | None:
     for unit in listing.units:
-        if unit.format != "parquet" or unit.start > 0:
+        if unit.format != "parquet":
             continue
         try:
             with OpenObject(

@@ -158,15 +158,7 @@ class OpenObject:
 
     def __enter__(self) -> OpenObject:
         try:
-            if self._local and not stat.S_ISREG(
-                os.stat(self.uri).st_mode
-            ):  # opening a pipe would wait for ever
-                raise ObjectError(
-                    "unreadable_object", f"expected a file, got a folder or device: {self.uri}"
-                )
-            if not self._local and not FileSystems.exists(self.uri):
-                raise FileNotFoundError(self.uri)
-            self.file = open_input(self.uri)
+            self.file = self._open()
         except _MISSING:
             hint = " (its name may not be UTF-8)" if "\\x" in self.uri else ""
             raise ObjectError(
@@ -176,16 +168,27 @@ class OpenObject:
             raise ObjectError(
                 "unreadable_object", f"cannot open {self.uri}: {error.strerror}"
             ) from None
-        except ValueError as error:
-            if isinstance(error, ObjectError):
-                raise
-            raise ObjectError("missing_object", f"no file can have this name: {error}") from None
         try:
             self.check()
         except BaseException:
             self.file.close()
             raise
         return self
+
+    def _open(self) -> BinaryIO:
+        if not self._local:
+            if not FileSystems.exists(self.uri):
+                raise FileNotFoundError
+            return open_input(self.uri)
+        try:
+            mode = os.stat(self.uri).st_mode
+        except ValueError:  # a NUL in the name
+            raise FileNotFoundError from None
+        if not stat.S_ISREG(mode):  # opening a pipe would wait for ever
+            raise ObjectError(
+                "unreadable_object", f"expected a file, got a folder or device: {self.uri}"
+            )
+        return open_input(self.uri)
 
     def __exit__(
         self,

@@ -51,7 +51,7 @@ class Glob:
             else:
                 wild = name[0] in "*?["
                 parts.append((guard if wild else "") + _one_name(name) + ("" if last else "/"))
-        return re.compile("".join(parts), re.DOTALL)
+        return re.compile("".join(parts))
 
 
 def is_hidden(path: str) -> bool:

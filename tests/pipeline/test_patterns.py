@@ -38,6 +38,7 @@ def matches(pattern: str) -> list[str]:
         ("a.tx", []),
         ("x?a.txt", []),
         ("x[/]a.txt", []),
+        ("x[!b]a.txt", []),
     ],
 )
 def test_a_glob_matches_whole_paths_and_no_hidden_names_unless_written_out(

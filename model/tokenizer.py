@@ -1,7 +1,7 @@
 """A checkpoint's tokenizer: texts in, token ids and character offsets out.
 
-Reading what the checkpoint says imports neither TensorFlow nor NumPy's users: settings are checked with it at launch. What the
-tokenizer would not compute exactly as Hugging Face does is refused there, never approximated.
+What a checkpoint says about its tokenizer is read without TensorFlow, so that it can be checked at launch. Whatever would not be
+computed exactly as Hugging Face does is refused there, never approximated.
 """
 
 from __future__ import annotations
@@ -90,15 +90,19 @@ class TokenizerConfig:
         """
         problems: list[str] = []
         declared = _read_json(folder / "tokenizer_config.json", problems)
-        if (folder / "tokenizer.json").exists():
-            fields = _from_tokenizer_json(
-                _read_json(folder / "tokenizer.json", problems), declared, problems
+        fields: dict[str, Any] = {}
+        try:
+            if (folder / "tokenizer.json").exists():
+                found = _read_json(folder / "tokenizer.json", problems)
+                fields = _from_tokenizer_json(found, declared, problems)
+            elif (folder / "vocab.txt").exists():
+                fields = _from_vocabulary_file(folder / "vocab.txt", declared, problems)
+            else:
+                problems.append("expected tokenizer.json or vocab.txt, found neither")
+        except (AttributeError, KeyError, TypeError, UnicodeDecodeError) as error:
+            problems.append(
+                f"the tokenizer's files are not of the form they should have: {error!r}"
             )
-        elif (folder / "vocab.txt").exists():
-            fields = _from_vocabulary_file(folder / "vocab.txt", declared, problems)
-        else:
-            problems.append("expected tokenizer.json or vocab.txt, found neither")
-            fields = {}
         if problems:
             raise CheckpointError(folder, problems)
         return cls(**fields)

@@ -24,10 +24,10 @@ from model.tokenizer import CONTINUATION, MAX_WORD_CHARACTERS, TokenizerConfig, 
 PIECE_CHARACTERS = 1 << 19
 # Cutting behind one of these changes nothing: a word ends there, and no combining mark trades places with it.
 _CUT = re.compile("[\t\n\r !-/:-@\\[-`{-~\u3001\u3002\u4e00-\u9fff]")
-# First byte of the UTF-8 of the stand-ins for marks that may have to be reordered, and of nothing else.
+# First byte of the UTF-8 of the stand-ins for marks that may have to be reordered, and of hardly anything else.
 _MARK = b"\xf4"
-# Spaces and private-use characters, which no word holds.
-_UNREACHABLE = re.compile("[\\s\ue000-\uf8ff\U000f0000-\U0010ffff]")
+# Spaces, NUL and private-use characters, which no word holds.
+_UNREACHABLE = re.compile("[\\s\0\ue000-\uf8ff\U000f0000-\U000ffffd\U00100000-\U0010fffd]")
 
 
 class WordPiece:
@@ -111,6 +111,8 @@ class WordPiece:
     def _limit_words(self, pieces: _Pieces, normalized: np.ndarray) -> _Pieces:
         """Makes one unknown token of each word with too many characters."""
         ids, splits, starts, ends = pieces
+        if len(ids) == 0:
+            return pieces
         begins = ~self._continues[ids]
         begins[splits[splits < len(ids)]] = True
         first = np.flatnonzero(begins)

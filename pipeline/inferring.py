@@ -22,6 +22,7 @@ import numpy as np
 from apache_beam.ml.inference.base import ModelHandler
 
 from pipeline import packing
+from pipeline.packing import places
 from pipeline.progress import Control, busy
 from pipeline.records import Failure, Figures, Load, LoadResult, PlannedBatch
 
@@ -185,9 +186,8 @@ def _compute(
                 continue
             figures.shapes[f"{batch.B}x{batch.T}"] += 1
             figures.counts["tokens_padded"] += batch.B * batch.T
-            segments, places = _segments(batch)
             try:
-                handle = predictor.dispatch(*_arrays(load, batch, places), segments)
+                handle = predictor.dispatch(*_arrays(load, batch), segments=places(batch.T))
             except OutOfDeviceMemory as error:
                 halve(batch, error)
             except ValueError as error:
@@ -205,8 +205,7 @@ def _compute(
         except OutOfDeviceMemory as error:
             halve(batch, error)
             continue
-        _, places = _segments(batch)
-        found = pooled[batch.rows, places - 1]
+        found = pooled[batch.rows, _segments(batch) - 1]
         vectors[batch.windows] = found
         finite = np.isfinite(found).all(axis=-1)
         if finite.all():
@@ -223,40 +222,31 @@ def _compute(
     return faults
 
 
-def _segments(batch: PlannedBatch) -> tuple[int, np.ndarray]:
-    """The number of segment places of a row, and the segment number (1, 2, …) of each window in its row.
-
-    The number depends on T alone (a power of two where more windows than that share a row), since each is
-    another compiled program.
-    """
+def _segments(batch: PlannedBatch) -> np.ndarray:
+    """int32[windows]: the number (1, 2, …) of each window among those of its row, by column."""
     order = np.lexsort([batch.columns, batch.rows])
     rows = batch.rows[order]
-    first = np.searchsorted(rows, rows, side="left")
-    places = np.empty(len(rows), np.int32)
-    places[order] = np.arange(len(rows)) - first + 1
-    most = int(places.max(initial=1))
-    return max(packing.places(batch.T), 1 << (most - 1).bit_length()), places
+    segments = np.empty(len(rows), np.int32)
+    segments[order] = np.arange(len(rows)) - np.searchsorted(rows, rows) + 1
+    return segments
 
 
-def _arrays(
-    load: Load, batch: PlannedBatch, places: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _arrays(load: Load, batch: PlannedBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """token_ids, segment_ids and positions of a device batch, each int32[B, T]."""
     special = load.special
     token_ids = np.full([batch.B, batch.T], special.pad_id, np.int32)
     segment_ids = np.zeros([batch.B, batch.T], np.int32)
     positions = np.zeros([batch.B, batch.T], np.int32)
     before = len(special.start_ids)
-    for window, row, column, place in zip(
-        batch.windows.tolist(), batch.rows.tolist(), batch.columns.tolist(), places.tolist(), strict=True
-    ):  # fmt: skip
+    places_in_batch = (batch.windows, batch.rows, batch.columns, _segments(batch))
+    for window, row, column, segment in zip(*(a.tolist() for a in places_in_batch), strict=True):
         document, start, stop = load.window_table[window].tolist()
         content = column + before + stop - start
         end = content + len(special.end_ids)
         token_ids[row, column : column + before] = special.start_ids
         token_ids[row, column + before : content] = load.documents[document].token_ids[start:stop]
         token_ids[row, content:end] = special.end_ids
-        segment_ids[row, column:end] = place
+        segment_ids[row, column:end] = segment
         positions[row, column:end] = np.arange(end - column)
     return token_ids, segment_ids, positions
 

@@ -25,14 +25,8 @@ class MergedFile:
     rows: int
 
 
-def plan_merge(
-    staged: Sequence[Sidecar],
-    left_out: Mapping[str, frozenset[int]],
-    *,
-    max_rows: int,
-    max_bytes: int,
-) -> list[list[Sidecar]]:
-    """Which staged files make which file, in order. A file at least half as big as allowed and whole stands alone.
+def plan_merge(staged: Sequence[Sidecar], *, max_rows: int, max_bytes: int) -> list[list[Sidecar]]:
+    """Which staged files make which file, in order; a file at least half as big as allowed stands alone.
 
     `max_bytes` is checked with the staged sizes, which merging seldom raises.
     """
@@ -40,7 +34,7 @@ def plan_merge(
     small: list[Sidecar] = []
     rows = size = 0
     for sidecar in staged:
-        if is_big(sidecar, max_rows, max_bytes) and not left_out.get(sidecar.file_path):
+        if 2 * sidecar.rows >= max_rows or 2 * sidecar.size_bytes >= max_bytes:
             groups.append([sidecar])
             continue
         if small and (rows + sidecar.rows > max_rows or size + sidecar.size_bytes > max_bytes):
@@ -50,10 +44,6 @@ def plan_merge(
         rows += sidecar.rows
         size += sidecar.size_bytes
     return [*groups, small] if small else groups
-
-
-def is_big(sidecar: Sidecar, max_rows: int, max_bytes: int) -> bool:
-    return 2 * sidecar.rows >= max_rows or 2 * sidecar.size_bytes >= max_bytes
 
 
 def merge(
@@ -68,10 +58,10 @@ def merge(
 ) -> Iterator[MergedFile]:
     """Builds the partition's files `STEM-00000.parquet`, … in `folder`, at least one even without rows.
 
-    Staged files stay as they are, whatever happens: they are what an interrupted publication goes on from. Memory is
+    `left_out` names rows, by the staged file's path, that do not come along. Staged files stay as they are, whatever happens: they are what an interrupted publication goes on from. Memory is
     bounded by about two row groups.
     """
-    groups = plan_merge(staged, left_out, max_rows=max_rows, max_bytes=max_bytes)
+    groups = plan_merge(staged, max_rows=max_rows, max_bytes=max_bytes)
     for number, group in enumerate(groups or [[]]):
         path = storage.join(folder, f"{stem}-{number:05}.parquet")
         alone = len(group) == 1 and not left_out.get(group[0].file_path)

@@ -32,7 +32,7 @@ dl { margin: 0; }
 table { border-collapse: collapse; width: 100%; font-size: .92rem; }
 th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { color: var(--dim); font-weight: 500; }
-td { overflow-wrap: anywhere; } .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+td { overflow-wrap: anywhere; } td:first-child { min-width: 6.5rem; } .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 td.bar { width: 45%; padding-right: 0; vertical-align: middle; }
 td.bar i { display: block; height: .7rem; min-width: 1px; border-radius: 2px; background: var(--bar); }
 code { font: .88em ui-monospace, monospace; overflow-wrap: anywhere; }

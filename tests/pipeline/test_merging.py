@@ -99,7 +99,7 @@ def test_the_attention_of_merged_files_is_known(tmp_path):
 
 @pytest.mark.parametrize(("rows", "size"), [(1, 60), (60, 1)])
 def test_rows_and_bytes_both_bound_a_file(rows, size):
-    groups = plan_merge([fake(rows // 2, size // 2)] * 7, {}, max_rows=100, max_bytes=100)
+    groups = plan_merge([fake(rows // 2, size // 2)] * 7, max_rows=100, max_bytes=100)
     assert [len(group) for group in groups] == [3, 3, 1]
 
 
@@ -107,7 +107,7 @@ def test_rows_and_bytes_both_bound_a_file(rows, size):
 @given(st.lists(st.tuples(st.integers(1, 100), st.integers(1, 1000)), max_size=60))
 def test_every_staged_file_is_in_one_group_and_no_group_is_too_big_or_two_could_be_one(sizes):
     staged = [fake(rows, size, str(number)) for number, (rows, size) in enumerate(sizes)]
-    groups = plan_merge(staged, {}, max_rows=100, max_bytes=1000)
+    groups = plan_merge(staged, max_rows=100, max_bytes=1000)
     assert sorted(int(s.path[3:-5]) for group in groups for s in group) == list(range(len(staged)))
     totals = [(sum(s.rows for s in g), sum(s.size_bytes for s in g)) for g in groups]
     assert all(rows <= 100 and size <= 1000 for rows, size in totals)

@@ -187,6 +187,17 @@ def test_staged_files_of_another_fingerprint_are_neither_used_nor_kept(tmp_path)
     assert not (tmp_path / "_staging").exists()
 
 
+def test_the_launcher_can_still_read_and_set_its_own_stop_flag_after_publication(tmp_path):
+    earlier = make_run(tmp_path, [A, B], run_id="run-0")
+    run, staged = two_units(tmp_path)
+    with DateLock(layout(run), run.run_id):
+        publish(run, staged)
+        Control(run.control).stop(2)
+        assert Control(run.control).stopped_by() == 2
+        assert not Path(layout(earlier).control("run-0")).exists()
+    assert not (tmp_path / "_staging").exists()
+
+
 def test_only_files_of_successful_bundles_count(tmp_path):
     run, staged = two_units(tmp_path)
     stage(run, make_rows(run, A, [0, 10]))  # by a bundle that was tried again
@@ -296,7 +307,7 @@ def test_an_id_that_comes_twice_keeps_its_first_row_and_the_others_become_failur
     run = make_run(tmp_path, [first, second], max_failure_ratio=0.5)
     staged = stage(
         run,
-        make_rows(run, second, [50, 60, 70], records=3, ids={50: "x", 60: "y", 70: "x"}),
+        make_rows(run, second, [70, 60, 55], records=3, ids={70: "x", 60: "y", 55: "y"}),
         make_rows(run, first, [0, 10], records=2, ids={0: "z", 10: "x"}),
     )
     publish(run, staged)
@@ -306,7 +317,7 @@ def test_an_id_that_comes_twice_keeps_its_first_row_and_the_others_become_failur
     assert kept["embedding"].to_pylist() == [[10.0, 10.125, 10.25, 10.375]]
     failures = read_partition(run, "failures").select(["record", "position", "reason"])
     assert failures.to_pylist() == [
-        {"record": "x", "position": 50, "reason": "duplicate_id"},
+        {"record": "y", "position": 60, "reason": "duplicate_id"},
         {"record": "x", "position": 70, "reason": "duplicate_id"},
     ]
     documents = read_report(run)["documents"]
@@ -420,7 +431,7 @@ def test_a_failure_that_is_met_again_when_a_unit_is_read_again_counts_once(tmp_p
 
 def test_an_object_that_changes_before_its_second_reading_is_what_the_second_reading_says(tmp_path):
     run = make_run(tmp_path, [A], run_id="run-9")  # the clock has been set back since
-    stage(run, make_rows(run, A, [0, 1], records=3))
+    stage(run, make_rows(run, A, [0, 1], records=9))
     found = find_resumable(layout(run), FINGERPRINT, [A])
     again = make_run(tmp_path, [A], run_id="run-2", resumed=found.sidecars, max_failure_ratio=0.5)
     publish(again, stage(again, make_rows(again, A, records=3, failed=[-1])))

@@ -74,7 +74,7 @@ def published_before(output: Path) -> None:
 
 def staged_run(output: Path) -> tuple[Run, list[StagedFile]]:
     """A run with a file that is taken as it is, two that are merged, and an id that comes twice."""
-    run = make_run(output, [A, B], run_id="run-1", max_failure_ratio=0.5, max_rows_per_file=8)
+    run = make_run(output, [A, B], run_id="run-1", max_failure_ratio=0.5, max_rows_per_file=10)
     return run, stage(
         run,
         make_rows(run, A, range(5)),
@@ -157,9 +157,15 @@ def test_publishing_again_after_a_crash_at_any_operation_completes_the_partition
     tmp_path, crashing
 ):
     for output, run, staged in crash_points(crashing, tmp_path):
+        documents = Path(layout(run).documents)
+        before = {path.name: path.stat().st_ino for path in documents.glob("*.parquet")}
+        complete = published(run) == NEW
         with DateLock(layout(run), run.run_id):
             publish(run, staged)
             assert_complete(run, output)
+        if complete:
+            after = {path.name: path.stat().st_ino for path in documents.glob("*.parquet")}
+            assert after.items() <= before.items(), "files that are published are not touched again"
         assert not (output / "_staging").exists()
 
 
@@ -177,7 +183,7 @@ def test_the_next_run_after_a_crash_at_any_operation_has_nothing_to_compute_agai
             run_id="run-2",
             resumed=found.sidecars,
             max_failure_ratio=0.5,
-            max_rows_per_file=8,
+            max_rows_per_file=10,
         )
         with DateLock(layout(later), later.run_id):
             publish(later, [])

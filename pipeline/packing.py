@@ -44,12 +44,14 @@ def plan(
     Raises:
       ValueError: a window is longer than every shape.
     """
+    if len(lengths) == 0:
+        return ()
     in_use = frozenset(table.full if in_use is None else in_use)
     full = {T: (B, T) for B, T in table.full if (B, T) in in_use}
     order = np.argsort(-lengths, kind="stable").astype(np.int32)
     descending = lengths[order].tolist()
     widest = max(full)
-    if descending and descending[0] > widest:
+    if descending[0] > widest:
         raise ValueError(f"lengths: expected at most {widest}, got {descending[0]}")
     row, column, width = _pack(descending, sorted(full))
     loose = _loose(width, full, table.cost)

@@ -10,9 +10,10 @@ import sys
 import threading
 from pathlib import Path
 
-import model.wordpiece
 import numpy as np
 import pytest
+
+import model.wordpiece
 from model.config import CheckpointError
 from model.tokenizer import TokenizerConfig, load_tokenizer
 

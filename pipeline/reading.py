@@ -161,9 +161,6 @@ class Read(beam.DoFn):
         if self._control.stopping():
             return
         for chunk in read_unit(unit, self._settings, self._fields):
-            self._control.report(
-                {"read": chunk.figures.counts["read"], "failed": len(chunk.failures)}
-            )
             yield chunk
             if self._control.stopping():
                 return

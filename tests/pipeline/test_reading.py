@@ -448,16 +448,6 @@ def test_when_the_run_stops_a_unit_ends_early_and_is_not_completed(tmp_path: Pat
     assert list(step.process(unit_of(path))) == []
 
 
-def test_what_was_read_and_what_failed_is_reported_for_the_display(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(json_lines({"text": "x"}, {"no": "text"}, {"text": "y"}))
-    folder = tmp_path / "control"
-    folder.mkdir()
-    list(Read(run_over(path, folder)).process(unit_of(path)))
-    totals = Control(str(folder)).totals()
-    assert (totals["read"], totals["failed"]) == (3, 1)
-
-
 def test_a_unit_made_by_hand_needs_no_listing() -> None:
     unit = WorkUnit(
         uri="/no/such/file.txt",

@@ -7,9 +7,12 @@ import importlib.metadata
 import json
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import pipeline
 
@@ -72,6 +75,53 @@ def test_imports_point_one_way_also_inside_functions(package, forbidden):
                 continue
             wrong += [f"{name}: {n}" for n in names if n.partition(".")[0] in forbidden]
     assert wrong == []
+
+
+def imports_of(paths: Iterable[Path]) -> set[str]:
+    """The top-level modules that these files import, also inside functions."""
+    found = set()
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                found.add((node.module or "").partition(".")[0])
+    return found
+
+
+def declared(*extras: str) -> set[str]:
+    """The distributions that pyproject.toml asks for by name."""
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [*project["dependencies"]]
+    for extra in extras:
+        wanted += project["optional-dependencies"][extra]
+    return {Requirement(text).name for text in wanted}
+
+
+def undeclared(modules: set[str], allowed: set[str]) -> set[str]:
+    """Those that are not the standard library's and come from no allowed distribution."""
+    distributions = importlib.metadata.packages_distributions()
+    foreign = modules - sys.stdlib_module_names - set(PACKAGES)
+    return {
+        name
+        for name in foreign
+        if not allowed
+        & {distribution.lower().replace("_", "-") for distribution in distributions.get(name, ())}
+    }
+
+
+def test_every_library_that_is_imported_is_declared():
+    paths = [path for package in PACKAGES for path in modules(package).values()]
+    assert undeclared(imports_of(paths), declared()) == set()
+
+
+def test_every_library_that_the_tests_import_is_declared():
+    # Generators of committed data run where that data's source is installed.
+    generators = ("make_", "wordpiece_data")
+    paths = (CHECKOUT / "tests").rglob("*.py")
+    paths = [path for path in paths if not path.stem.startswith(generators)]
+    own = {path.stem for path in paths}
+    assert undeclared(imports_of(paths) - own, declared("test")) == set()
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -35,7 +35,7 @@ class WordPiece:
 
     def __init__(self, config: TokenizerConfig) -> None:
         # TensorFlow writes to stderr what is of no use to our users.
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         import tensorflow as tf
         import tensorflow_text as tft
 
@@ -55,6 +55,7 @@ class WordPiece:
         mode = "cased" if not config.lowercase else "uncased" if config.strip_accents else "lower"
         # Only stripping accents decomposes characters, which is what orders marks.
         self._ordering = _CanonicalOrder(tables) if config.strip_accents else None
+        self._to_tensor = tf.constant
         self._normalizer = tft.FastBertNormalizer(model_buffer=tf.constant(tables[mode]))
         self._splitter = tft.FastWordpieceTokenizer(
             _reachable(config.vocabulary, dict(tables["stand_ins"].tolist())),
@@ -65,7 +66,9 @@ class WordPiece:
 
     def encode(self, texts: Sequence[str], *, offsets: bool = False) -> list[Tokens]:
         """The tokens of each text, without special tokens; see `Tokenizer.encode`."""
-        parts: list[list[Tokens]] = [[] for _ in texts]
+        nothing = Tokens(np.zeros(0, np.int32), np.zeros([0, 2], np.int32) if offsets else None)
+        found = [nothing] * len(texts)
+        rest: dict[int, list[Tokens]] = {}
         for group in _groups(texts):
             pieces = [texts[i][start:stop] for i, start, stop in group]
             try:
@@ -73,10 +76,15 @@ class WordPiece:
             except UnicodeEncodeError:
                 raise _surrogate(texts) from None
             for (i, start, _), tokens in zip(group, encoded, strict=True):
-                if tokens.offsets is not None:
-                    tokens.offsets[:] += start
-                parts[i].append(tokens)
-        return [_joined(tokens, offsets) for tokens in parts]
+                if start == 0:
+                    found[i] = tokens
+                else:
+                    rest.setdefault(i, []).append(tokens)
+                    if tokens.offsets is not None:
+                        tokens.offsets[:] += start
+        for i, pieces_of_text in rest.items():
+            found[i] = _joined([found[i], *pieces_of_text])
+        return found
 
     def _encode(self, texts: list[str], offsets: bool) -> list[Tokens]:
         normalized, places = self._normalize(texts, offsets)
@@ -86,23 +94,25 @@ class WordPiece:
                 if _MARK in text:
                     texts[i], sources[i] = self._ordering.apply(texts[i])
             normalized, places = self._normalize(texts, offsets)
-        ids, starts, ends = self._splitter.tokenize_with_offsets(normalized)
+        ids, starts, ends = self._splitter.tokenize_with_offsets(self._to_tensor(normalized))
         pieces = _Pieces(
             ids.values.numpy(), ids.row_splits.numpy(), starts.values.numpy(), ends.values.numpy()
         )
         pieces = self._limit_words(pieces, normalized)
-        rows = [slice(*row) for row in zip(pieces.splits[:-1], pieces.splits[1:], strict=True)]
+        splits = pieces.splits.tolist()
+        rows = list(zip(splits, splits[1:], strict=False))
         if places is None:
-            return [Tokens(pieces.ids[row], None) for row in rows]
+            return [Tokens(pieces.ids[start:stop], None) for start, stop in rows]
         spans = _character_spans(pieces, texts, places)
         for i, source in sources.items():
-            spans[rows[i]] = source[spans[rows[i]] - [0, 1]] + [0, 1]
-        return [Tokens(pieces.ids[row], spans[row]) for row in rows]
+            row = slice(*rows[i])
+            spans[row] = source[spans[row] - [0, 1]] + [0, 1]
+        return [Tokens(pieces.ids[start:stop], spans[start:stop]) for start, stop in rows]
 
     def _normalize(self, texts: list[str], offsets: bool) -> tuple[np.ndarray, Any]:
         """The texts' normal forms (bytes), and where asked for, a ragged tensor: for each byte of them, its place in the
         text's UTF-8."""
-        data = [text.encode() for text in texts]
+        data = self._to_tensor([text.encode() for text in texts])
         if offsets:
             normalized, places = self._normalizer.normalize_with_offsets(data)
             return normalized.numpy(), places
@@ -258,13 +268,9 @@ def _surrogate(texts: Sequence[str]) -> ValueError:
     raise AssertionError("no text holds a surrogate")
 
 
-def _joined(parts: list[Tokens], offsets: bool) -> Tokens:
+def _joined(pieces: Sequence[Tokens]) -> Tokens:
     """One text's pieces as one."""
-    if len(parts) == 1:
-        return parts[0]
-    ids = np.concatenate([np.zeros(0, np.int32), *(part.ids for part in parts)])
-    if not offsets:
-        return Tokens(ids, None)
+    offsets = [piece.offsets for piece in pieces if piece.offsets is not None]
     return Tokens(
-        ids, np.concatenate([np.zeros([0, 2], np.int32), *(part.offsets for part in parts)])
+        np.concatenate([piece.ids for piece in pieces]), np.concatenate(offsets) if offsets else None
     )

@@ -30,7 +30,10 @@ def blocks(kind: str) -> list[str]:
 
 
 def shell_lines() -> list[str]:
-    return [line.removeprefix("$ ") for block in blocks("sh") for line in block.splitlines()]
+    """What README tells users to type: `sh` blocks, and behind the prompt in `console` blocks."""
+    typed = [line for block in blocks("sh") for line in block.splitlines()]
+    shown = [line for block in blocks("console") for line in block.splitlines()]
+    return typed + [line[2:] for line in shown if line.startswith("$ ")]
 
 
 def set_up_lines() -> list[str]:

@@ -72,7 +72,7 @@ def plan(
         shapes += [(B, T) for B in sizes]
 
     batch, place = batch_of_row[row], place_of_row[row]
-    by_place = np.lexsort([column, place, batch])
+    by_place = np.lexsort([place, batch])  # stable: a row was filled from its start
     windows, place, column = order[by_place], place[by_place], column[by_place]
     stops = np.cumsum(np.bincount(batch, minlength=len(shapes))).tolist()
     return tuple(

@@ -109,7 +109,7 @@ def shape_table(
             f"{local_devices} devices, got {max_tokens_per_batch}"
         )
     kind = _DEVICES[device]
-    budget = max_tokens_per_batch or max(kind.batch_tokens, least)
+    budget = max_tokens_per_batch or kind.batch_tokens
     full = []
     for T in [*range(kind.step, window_tokens, kind.step), window_tokens]:
         B = local_devices

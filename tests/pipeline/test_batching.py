@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import apache_beam as beam
@@ -181,6 +182,7 @@ def test_little_is_padded_and_few_programs_are_compiled(name):
 def test_a_small_corpus_compiles_one_program_and_a_large_one_what_pays_off():
     random = np.random.default_rng(0)
     lengths = np.clip(random.normal(140, 15, 20_000), 60, 250).astype(np.int32)
+    lengths[0] = 256
     planner = Planner(CPU)
     shapes = [{(b.B, b.T) for b in planner.plan(load)} for load in loads_of(lengths)]
     assert len(shapes[0]) == 1
@@ -198,6 +200,28 @@ def test_a_shape_is_chosen_when_it_saves_more_than_it_costs_to_compile():
     assert (4, 144) in choose_shapes(counts * 1000, 1000, CPU, serves_all, serves_all)
     compiled = frozenset([(4, 144), (4, 256)])
     assert choose_shapes(counts, 1, CPU, serves_all, compiled) == compiled
+
+
+def test_programs_stay_few_even_if_compiling_cost_nothing():
+    table = shape_table("cpu", 600, None, 1)
+    free = replace(table, cost=replace(table.cost, compile_seconds=0.0))
+    counts = np.full(601, 1_000_000)
+    assert len(choose_shapes(counts, 1, free)) == MOST_PROGRAMS
+
+
+def test_rows_too_few_for_a_batch_of_their_width_move_to_the_widest():
+    lengths = np.array([10, 250, 10, 10], np.int32)
+    (batch,) = plan(lengths, CPU, [(64, 16), (4, 256)])
+    assert (batch.B, batch.T) == (4, 256)
+    many = np.array([16] * 60, np.int32)  # 64 rows cost less than to move on
+    assert [(b.B, b.T) for b in plan(many, CPU, [(64, 16), (4, 256)])] == [(64, 16)]
+
+
+def test_the_last_batch_may_have_a_quarter_of_the_rows():
+    lengths = np.array([256] * 5, np.int32)
+    in_use = [(4, 256), (1, 256)]
+    assert [(b.B, b.T) for b in plan(lengths, CPU, in_use)] == [(4, 256), (1, 256)]
+    assert [(b.B, b.T) for b in plan(lengths, CPU, in_use[:1])] == [(4, 256), (4, 256)]
 
 
 def test_planning_takes_microseconds_a_window():
@@ -266,6 +290,11 @@ def test_a_load_is_closed_before_the_document_that_would_overfill_it():
     found = loads(chunk(*documents[:3]), chunk(*documents[3:]), max_tokens=20)
     assert [names(load) for load in found] == [["a", "b"], ["c", "d"], ["e"]]
     assert all(load.special == SPECIAL for load in found)
+
+
+def test_a_load_is_closed_when_it_is_nearly_full():
+    found = loads(chunk(*(document(8, str(i)) for i in range(100))), max_tokens=1000)
+    assert [len(load) for load in found] == [98, 2]
 
 
 def test_a_document_larger_than_a_load_is_a_load_of_its_own():

@@ -44,7 +44,8 @@ def test_lines_end_at_line_feeds_and_blank_ones_are_no_records(put: Any, data: b
 
 
 @pytest.mark.parametrize(
-    "separator", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\r", "\u0a0a"]
+    "separator",
+    ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\r", "\u0a0a", "\u0a41\u4e00"],
 )
 def test_no_other_separator_ends_a_line(put: Any, separator: str) -> None:
     escaped = json.dumps({"text": f"a{separator}b"}, ensure_ascii=separator < " ")

@@ -53,7 +53,7 @@ def test_a_signal_stops_cleanly_within_two_seconds_and_the_next_run_goes_on(
     assert not (output / f"documents/date={DATE}").exists()
     (report,) = reports(output, DATE)
     assert report["status"] == "stopped"
-    assert report["documents"]["not_started"] > 0
+    assert report["units"]["not_started"] > 0
 
     run(*arguments)
     assert documents(output, DATE).num_rows == 20_000

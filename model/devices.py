@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import jax
-from jax.experimental.compilation_cache import compilation_cache
 
 AUTO = "auto"
 DEVICES = ("tpu", "gpu", "cpu")  # in order of preference
@@ -84,5 +83,3 @@ def use_compilation_cache() -> None:
     # By default programs that compile in under a second, such as ours on CPU, are not kept.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    # If this process compiled something before, JAX has decided to do without a cache.
-    compilation_cache.reset_cache()

@@ -34,6 +34,7 @@ from model.encoder import Encoder
 
 __all__ = [
     "DeviceError",
+    "InvalidInput",
     "OutOfDeviceMemory",
     "Predictor",
     "local_device_count",
@@ -43,6 +44,10 @@ __all__ = [
 
 # The name of the mesh's one axis, along which the rows of a batch are spread.
 ROWS = "rows"
+
+
+class InvalidInput(ValueError):
+    """A token, segment or position out of range: the fault of a text in the batch, not of whoever built it."""
 
 
 class OutOfDeviceMemory(RuntimeError):
@@ -142,7 +147,8 @@ class Predictor:
           What `fetch` takes. The arrays may be changed again.
 
         Raises:
-          ValueError: a wrong shape or type, or a token, segment or position out of range.
+          InvalidInput: a token, segment or position out of range.
+          ValueError: a wrong shape or type.
           OutOfDeviceMemory: the program or the batch does not fit.
         """
         inputs = self._check_batch(token_ids, segment_ids, positions, segments)
@@ -204,7 +210,7 @@ class Predictor:
                 )
             low, high = int(array.min()), int(array.max())
             if low < 0 or high >= limit:
-                raise ValueError(
+                raise InvalidInput(
                     f"{name}: expected 0 to {limit - 1}, got {low if low < 0 else high}"
                 )
         return np.stack([token_ids, segment_ids, positions])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import apache_beam as beam
@@ -9,7 +10,7 @@ import numpy as np
 from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
-from pipeline.packing import Planner, plan
+from pipeline.packing import Planner
 from pipeline.progress import busy
 from pipeline.records import (
     Completion,
@@ -22,12 +23,10 @@ from pipeline.records import (
     TokenizedChunk,
     TokenizedDocument,
 )
-from pipeline.shapes import ShapeTable, shape_table
-
-__all__ = ["BatchByLength", "Loads", "ShapeTable", "make_load", "plan", "shape_table"]
 
 # More of them waste less on the last one, and let tokenizing overlap computing; but a killed worker's Load is lost.
 BATCHES_PER_LOAD = 16
+FIRST_BATCHES = 4
 # A Load is closed when it is so full: packing fills as much of its batches. More would start one that is nearly empty (of
 # short messages 0.98 of the padded tokens are real then, else 0.94).
 FULL = 0.98
@@ -40,17 +39,19 @@ class BatchByLength(beam.DoFn):
         self._run = run
 
     def setup(self) -> None:
-        run, settings = self._run, self._run.job.batching
-        table = shape_table(
-            run.device, run.window_tokens, settings.max_tokens_per_batch, run.local_devices
+        table = self._run.shapes
+        self._loads_of = functools.partial(
+            Loads,
+            Planner(table).plan,  # one for all bundles: it learns
+            LoadSize(
+                batch_tokens=table.max_tokens_per_batch,
+                max_tokens=self._run.job.batching.max_tokens_per_load
+                or BATCHES_PER_LOAD * table.max_tokens_per_batch,
+            ),
         )
-        self._max_tokens = (
-            settings.max_tokens_per_load or BATCHES_PER_LOAD * table.max_tokens_per_batch
-        )
-        self._planner = Planner(table)  # for all bundles: it learns
 
     def start_bundle(self) -> None:
-        self._loads = Loads(self._planner.plan, self._max_tokens)
+        self._loads = self._loads_of()
 
     def process(self, chunk: TokenizedChunk) -> Iterator[Load]:
         yield from self._loads.add(chunk)
@@ -60,18 +61,38 @@ class BatchByLength(beam.DoFn):
             yield GlobalWindows.windowed_value(load)
 
 
+class LoadSize:
+    """How many tokens a Load may hold: few at first, `max_tokens` once much has passed.
+
+    A killed worker's Load is lost, on the average half of it. At 2 % of what has passed, that is little of the work
+    however early the kill comes.
+    """
+
+    def __init__(self, *, batch_tokens: int, max_tokens: int) -> None:
+        self._least = min(FIRST_BATCHES * batch_tokens, max_tokens)
+        self._most = max_tokens
+        self._passed = 0
+
+    @property
+    def tokens(self) -> int:
+        return min(self._most, max(self._least, self._passed // 50))
+
+    def passed(self, tokens: int) -> None:
+        self._passed += tokens
+
+
 class Loads:
-    """Makes Loads of at most `max_tokens` (special tokens included) from chunks; a larger document is a Load of its own.
+    """Makes Loads of a size (in tokens, special ones included) from chunks; a larger document is a Load of its own.
 
     Failures, completions and figures leave with the documents gathered when they came, or later: a work unit is never
     complete before its last document has left.
     """
 
     def __init__(
-        self, planner: Callable[[np.ndarray], tuple[PlannedBatch, ...]], max_tokens: int
+        self, planner: Callable[[np.ndarray], tuple[PlannedBatch, ...]], size: LoadSize
     ) -> None:
         self._planner = planner
-        self._max_tokens = max_tokens
+        self._size = size
         self._special = SpecialTokens()
         self._clear()
 
@@ -87,14 +108,16 @@ class Loads:
         self._special = chunk.special
         for document in chunk.documents:
             tokens = _tokens(document, chunk.special)
-            if tokens > self._max_tokens:
+            most = self._size.tokens
+            if tokens > most:
+                self._size.passed(tokens)
                 yield make_load([document], chunk.special, self._planner)
                 continue
-            if self._tokens + tokens > self._max_tokens:
+            if self._tokens + tokens > most:
                 yield self._load()
             self._documents.append(document)
             self._tokens += tokens
-            if self._tokens >= FULL * self._max_tokens:
+            if self._tokens >= FULL * most:
                 yield self._load()
         self._failures += chunk.failures
         self._completions += chunk.completions
@@ -106,6 +129,7 @@ class Loads:
             yield self._load()
 
     def _load(self) -> Load:
+        self._size.passed(self._tokens)
         load = make_load(
             self._documents,
             self._special,

@@ -6,7 +6,7 @@ import apache_beam as beam
 from apache_beam.ml.inference.base import RunInference
 
 from pipeline.assembling import assemble
-from pipeline.batching import BatchByLength, shape_table
+from pipeline.batching import BatchByLength
 from pipeline.inferring import FlaxModelHandler
 from pipeline.listing import read_listing
 from pipeline.progress import Control
@@ -23,16 +23,15 @@ def build(pipeline: beam.Pipeline, run: Run) -> beam.PCollection[None]:
         pipeline
         | "List" >> beam.Create([run.todo])
         | "Work units" >> beam.FlatMap(read_listing)
-        | "Spread" >> beam.Reshuffle()  # the only shuffle, of paths: documents never leave the stage below
+        | "Spread"
+        >> beam.Reshuffle()  # the only shuffle, of paths: documents never leave the stage below
         | "Read" >> beam.ParDo(Read(run))
         | "Tokenize" >> beam.ParDo(Tokenize(run))
         | "Batch by length" >> beam.ParDo(BatchByLength(run))
         | "Infer" >> RunInference(model_handler(run))
     )
     files = (
-        results
-        | "Assemble" >> beam.Map(assemble, run.schema)
-        | "Write" >> beam.ParDo(Write(run))
+        results | "Assemble" >> beam.Map(assemble, run.schema) | "Write" >> beam.ParDo(Write(run))
     )
     return (
         pipeline
@@ -42,15 +41,12 @@ def build(pipeline: beam.Pipeline, run: Run) -> beam.PCollection[None]:
 
 
 def model_handler(run: Run) -> FlaxModelHandler:
-    table = shape_table(
-        run.device, run.window_tokens, run.job.batching.max_tokens_per_batch, run.local_devices
-    )
     return FlaxModelHandler(
         run.checkpoint,
         task=run.job.model.task,
         device=run.device,
         dtype=run.dtype,
         attention=run.job.model.attention,
-        shapes=table.shapes,
+        shapes=run.shapes.shapes,
         control=Control(run.control),
     )

@@ -58,7 +58,12 @@ class ReadingSettings:
         if not self.inputs and self.manifest is None:
             raise SettingsError("nothing to read: give --input PATTERN or --manifest FILE")
         _require(self.format in FORMATS, "format", f"one of {', '.join(FORMATS)}", self.format)
-        _require(self.max_document_bytes > 0, "max-document-bytes", "more than 0", self.max_document_bytes)
+        _require(
+            self.max_document_bytes > 0,
+            "max-document-bytes",
+            "more than 0",
+            self.max_document_bytes,
+        )
         _require(self.split_bytes > 0, "split-bytes", "more than 0", self.split_bytes)
         try:
             "".encode(self.encoding)
@@ -78,7 +83,9 @@ class ModelSettings:
     dtype: str = setting(
         "type of matmul inputs; auto: bfloat16 where the device has it", "auto", choices=DTYPES
     )
-    attention: str = setting("attention implementation; auto: the best that passes its check", "auto")
+    attention: str = setting(
+        "attention implementation; auto: the best that passes its check", "auto"
+    )
     window_tokens: int | None = setting(
         "tokens of a window, special tokens included; default: as the checkpoint says", None
     )
@@ -91,12 +98,16 @@ class ModelSettings:
         _require(self.dtype in DTYPES, "dtype", f"one of {', '.join(DTYPES)}", self.dtype)
         _require(
             self.window_tokens is None or self.window_tokens >= 3,
-            "window-tokens", "3 or more (two are special tokens)", self.window_tokens,
+            "window-tokens",
+            "3 or more (two are special tokens)",
+            self.window_tokens,
         )
         _require(self.window_overlap >= 0, "window-overlap", "0 or more", self.window_overlap)
         _require(
             self.max_windows is None or self.max_windows >= 1,
-            "max-windows", "1 or more", self.max_windows,
+            "max-windows",
+            "1 or more",
+            self.max_windows,
         )
 
 
@@ -142,9 +153,18 @@ class OutputSettings:
             except ValueError:
                 ok = False
             _require(ok, "date", "a day as YYYY-MM-DD", self.date)
-        _require(0 <= self.max_failure_ratio <= 1, "max-failure-ratio", "0 to 1", self.max_failure_ratio)
-        _require(self.max_rows_per_file > 0, "max-rows-per-file", "more than 0", self.max_rows_per_file)
-        _require(self.max_bytes_per_file > 0, "max-bytes-per-file", "more than 0", self.max_bytes_per_file)
+        _require(
+            0 <= self.max_failure_ratio <= 1, "max-failure-ratio", "0 to 1", self.max_failure_ratio
+        )
+        _require(
+            self.max_rows_per_file > 0, "max-rows-per-file", "more than 0", self.max_rows_per_file
+        )
+        _require(
+            self.max_bytes_per_file > 0,
+            "max-bytes-per-file",
+            "more than 0",
+            self.max_bytes_per_file,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Infer: a Load's plan of device batches → one encoding a document, through Beam's RunInference.
 
 Three kinds of fault are told apart (each has a test):
-* a *document* fault — the predictor refuses a batch with ValueError, or a result is not finite — is narrowed down
+* a *document* fault — the predictor refuses a token, or a result is not finite — is narrowed down
   until only the windows at fault are left; their documents become failures and all others are computed;
 * *out of device memory* halves the rows of the batch, is remembered, and the run goes on;
 * any other *device* fault is raised: the runner tries the Load again elsewhere, since a bad chip must never turn
@@ -13,15 +13,15 @@ from __future__ import annotations
 import resource
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from apache_beam.ml.inference.base import ModelHandler
 
-from pipeline import packing
+from pipeline.device_batches import arrays, half_rows, half_windows, segments, subset
 from pipeline.packing import places
 from pipeline.progress import Control, busy
 from pipeline.records import Failure, Figures, Load, LoadResult, PlannedBatch
@@ -74,7 +74,9 @@ class FlaxModelHandler(ModelHandler[Load, LoadResult, "Predictor"]):
     ) -> list[LoadResult]:
         with model.lock:  # the runner may call from several threads; the device is one queue
             result = infer(batch, model, self._limits, self._control)
-        self._control.report(result.figures.counts)
+        self._control.report(
+            {name: n for name, n in result.figures.counts.items() if name != "windows_inferred"}
+        )
         return [result]
 
     def should_skip_batching(self) -> bool:
@@ -93,6 +95,9 @@ class DeviceLimits:
     """What was learned about the device's memory: no batch of more padded tokens than this is tried again."""
 
     max_tokens: int | None = None
+
+    def remember(self, max_tokens: int) -> None:
+        self.max_tokens = min(max_tokens, self.max_tokens or max_tokens)
 
     def too_big(self, batch: PlannedBatch) -> bool:
         return self.max_tokens is not None and batch.B * batch.T > self.max_tokens
@@ -131,7 +136,7 @@ def infer(load: Load, predictor: Predictor, limits: DeviceLimits, control: Contr
             good.append(index)
         else:
             failures.append(_failure(load, index, *fault))
-    figures.counts["windows_inferred"] += len(vectors)
+    figures.counts["tokens_inferred"] += int(_lengths(load).sum())
     figures.counts["inferred"] += len(load)
     figures.counts["failed"] += len(failures) + len(load.failures)
     figures.peaks["compiled_programs"] = predictor.compiled_programs
@@ -162,39 +167,44 @@ def _compute(
 ) -> dict[int, tuple[str, str]] | None:
     """Fills `vectors` [windows, D] with pooled, unnormalised vectors; returns {window: (reason, message)} of those at
     fault, or None if the run was told to stop."""
-    from model.predictor import OutOfDeviceMemory
+    from model.predictor import InvalidInput, OutOfDeviceMemory
 
     faults: dict[int, tuple[str, str]] = {}
     waiting = deque(load.batches)
     flying: deque[tuple[PlannedBatch, Any]] = deque()
 
-    def halve(batch: PlannedBatch, error: Exception) -> None:
-        if batch.B <= predictor.local_devices:
+    def split(batch: PlannedBatch, error: Exception) -> None:
+        """What to do with a batch that did not fit the device's memory."""
+        if flying:  # it may have been the other batch's share that was missing
+            waiting.appendleft(batch)
+        elif batch.B > predictor.local_devices:
+            limits.remember(batch.B * batch.T // 2)
+            waiting.extendleft(reversed(list(half_rows(batch))))
+        else:
             message = f"{batch.B} × {batch.T} tokens do not fit the device's memory: {error}"
             faults.update(dict.fromkeys(batch.windows.tolist(), ("out_of_device_memory", message)))
-            return
-        limits.max_tokens = batch.B * batch.T // 2
-        waiting.extendleft(reversed(list(_half_rows(batch))))
 
+    in_flight = BATCHES_IN_FLIGHT
     while waiting or flying:
         if control.stopping():
             return None
-        while waiting and len(flying) < BATCHES_IN_FLIGHT:
+        while waiting and len(flying) < in_flight:
             batch = waiting.popleft()
             if limits.too_big(batch) and batch.B > predictor.local_devices:
-                waiting.extendleft(reversed(list(_half_rows(batch))))
+                waiting.extendleft(reversed(list(half_rows(batch))))
                 continue
             figures.shapes[f"{batch.B}x{batch.T}"] += 1
             figures.counts["tokens_padded"] += batch.B * batch.T
             try:
-                handle = predictor.dispatch(*_arrays(load, batch), segments=places(batch.T))
+                handle = predictor.dispatch(*arrays(load, batch), segments=places(batch.T))
             except OutOfDeviceMemory as error:
-                halve(batch, error)
-            except ValueError as error:
+                split(batch, error)
+                in_flight = 1
+            except InvalidInput as error:
                 if len(batch.windows) == 1:
                     faults[int(batch.windows[0])] = ("invalid_input", str(error))
                 else:
-                    waiting.extendleft(reversed(_half_windows(batch)))
+                    waiting.extendleft(reversed(half_windows(batch)))
             else:
                 flying.append((batch, handle))
         if not flying:
@@ -203,9 +213,13 @@ def _compute(
         try:
             pooled = predictor.fetch(handle)
         except OutOfDeviceMemory as error:
-            halve(batch, error)
+            split(batch, error)
+            in_flight = 1
             continue
-        found = pooled[batch.rows, _segments(batch) - 1]
+        # Told as it is done: what a kill makes vain was work all the same.
+        figures.counts["windows_inferred"] += len(batch.windows)
+        control.report({"windows_inferred": len(batch.windows)})
+        found = pooled[batch.rows, segments(batch) - 1]
         vectors[batch.windows] = found
         finite = np.isfinite(found).all(axis=-1)
         if finite.all():
@@ -218,43 +232,19 @@ def _compute(
                 message = "the model's result for this document is not finite (NaN or infinity)"
                 faults[int(batch.windows[i])] = ("non_finite_output", message)
             else:
-                waiting.append(_subset(batch, np.array([i])))
+                waiting.append(subset(batch, np.array([i])))
     return faults
 
 
-def _segments(batch: PlannedBatch) -> np.ndarray:
-    """int32[windows]: the number (1, 2, …) of each window among those of its row, by column."""
-    order = np.lexsort([batch.columns, batch.rows])
-    rows = batch.rows[order]
-    segments = np.empty(len(rows), np.int32)
-    segments[order] = np.arange(len(rows)) - np.searchsorted(rows, rows) + 1
-    return segments
-
-
-def _arrays(load: Load, batch: PlannedBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """token_ids, segment_ids and positions of a device batch, each int32[B, T]."""
-    special = load.special
-    token_ids = np.full([batch.B, batch.T], special.pad_id, np.int32)
-    segment_ids = np.zeros([batch.B, batch.T], np.int32)
-    positions = np.zeros([batch.B, batch.T], np.int32)
-    before = len(special.start_ids)
-    places_in_batch = (batch.windows, batch.rows, batch.columns, _segments(batch))
-    for window, row, column, segment in zip(*(a.tolist() for a in places_in_batch), strict=True):
-        document, start, stop = load.window_table[window].tolist()
-        content = column + before + stop - start
-        end = content + len(special.end_ids)
-        token_ids[row, column : column + before] = special.start_ids
-        token_ids[row, column + before : content] = load.documents[document].token_ids[start:stop]
-        token_ids[row, content:end] = special.end_ids
-        segment_ids[row, column:end] = segment
-        positions[row, column:end] = np.arange(end - column)
-    return token_ids, segment_ids, positions
+def _lengths(load: Load) -> np.ndarray:
+    """int32[distinct windows]: tokens of each, special tokens included."""
+    lengths: np.ndarray = np.diff(load.window_table[:, 1:])[:, 0] + len(load.special)
+    return lengths
 
 
 def _combine(load: Load, vectors: np.ndarray, *, normalize: bool) -> np.ndarray:
     """The token-weighted mean (special tokens counted) of each document's windows: float32[documents, D]."""
-    table = load.window_table
-    weights = (table[:, 2] - table[:, 1] + len(load.special)).astype(np.float32)
+    weights = _lengths(load).astype(np.float32)
     # Windows of one text stand together in the table, so texts are its runs.
     starts = np.unique(load.first_window)
     if len(starts) == 0:
@@ -265,28 +255,6 @@ def _combine(load: Load, vectors: np.ndarray, *, normalize: bool) -> np.ndarray:
         means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)
     encodings: np.ndarray = means[np.searchsorted(starts, load.first_window)]
     return encodings
-
-
-def _subset(batch: PlannedBatch, keep: np.ndarray) -> PlannedBatch:
-    """The same shape with only some of the windows (`keep` indexes or masks them)."""
-    return replace(
-        batch, windows=batch.windows[keep], rows=batch.rows[keep], columns=batch.columns[keep]
-    )
-
-
-def _half_windows(batch: PlannedBatch) -> list[PlannedBatch]:
-    middle = len(batch.windows) // 2
-    index = np.arange(len(batch.windows))
-    return [_subset(batch, index < middle), _subset(batch, index >= middle)]
-
-
-def _half_rows(batch: PlannedBatch) -> Iterator[PlannedBatch]:
-    """Two batches of half the rows (B is a power of two, so the halves are shapes of the table); an empty one is left out."""
-    half = batch.B // 2
-    for low in (0, half):
-        part = _subset(batch, (batch.rows >= low) & (batch.rows < low + half))
-        if len(part.windows):
-            yield replace(part, B=half, rows=part.rows - low)
 
 
 def _failure(load: Load, index: int, reason: str, message: str) -> Failure:

@@ -12,20 +12,24 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from pipeline.assembling import document_schema
+import pyarrow as pa
+
+from pipeline.assembling import SCHEMA_VERSION, document_schema
 from pipeline.config import Job, SettingsError
-from pipeline.listing import Listing, field_types, list_units, write_listing
+from pipeline.listing import field_types, list_units, write_listing
 from pipeline.records import Run
+from pipeline.shapes import shape_table
 from pipeline.state import DateLock, Layout, find_resumable
 from pipeline.tokenizing import check_windows
 
-# Part of the fingerprint: raise it when a change to reading or decoding changes the text of a document.
-DECODER_VERSION = 1
+# Part of the fingerprint: raise it when a change of ours (to reading, decoding, tokenizing or the network) changes what
+# rows hold.
+RESULTS_VERSION = 1
 
 
 @contextmanager
@@ -35,10 +39,16 @@ def launch(job: Job) -> Iterator[Run]:
     Raises:
       SettingsError: a setting, the checkpoint, the device or the input cannot work.
     """
+    from kernels.attention import select
     from model import checkpoint, predictor
     from model.config import CheckpointError, EncoderConfig
     from model.tokenizer import TokenizerConfig
 
+    names = [select.AUTO, *(it.name for it in select.IMPLEMENTATIONS)]
+    if job.model.attention not in names:
+        raise SettingsError(
+            f"--attention: expected one of {', '.join(names)}, got {job.model.attention!r}"
+        )
     started = time.time()
     moment = datetime.datetime.fromtimestamp(started, datetime.UTC)
     date = job.output.date or moment.date().isoformat()
@@ -49,9 +59,7 @@ def launch(job: Job) -> Iterator[Run]:
         checkpoint.check(folder, config)
         tokenizer = TokenizerConfig.from_checkpoint(folder)
         if tokenizer.vocabulary_size > config.vocabulary_size:
-            problem = (
-                f"the tokenizer has {tokenizer.vocabulary_size} tokens, the model's embedding only {config.vocabulary_size}"
-            )
+            problem = f"the tokenizer has {tokenizer.vocabulary_size} tokens, the model's embedding only {config.vocabulary_size}"
             raise CheckpointError(folder, [problem])
         device = predictor.resolve_device(job.model.device)
         dtype = predictor.resolve_dtype(job.model.dtype, device)
@@ -59,10 +67,12 @@ def launch(job: Job) -> Iterator[Run]:
         raise SettingsError(str(error)) from error
     window_tokens = job.model.window_tokens or config.max_tokens
     check_windows(job.model, config, len(tokenizer.start_ids) + len(tokenizer.end_ids))
+    local_devices = predictor.local_device_count(device)
+    shapes = shape_table(device, window_tokens, job.batching.max_tokens_per_batch, local_devices)
+    _check_output(job)
     listing = list_units(job.reading)
-    _refuse_output_in_input(job, listing)
     fields = field_types(job.reading, listing)
-    fingerprint = _fingerprint(job, checkpoint.fingerprint(folder), window_tokens, dtype)
+    fingerprint = _fingerprint(job, checkpoint.fingerprint(folder), window_tokens, dtype, fields)
     schema = document_schema(
         job,
         dimensions=config.embedding_dimensions,
@@ -96,10 +106,12 @@ def launch(job: Job) -> Iterator[Run]:
             fingerprint=fingerprint,
             device=device,
             dtype=dtype,
-            local_devices=predictor.local_device_count(device),
+            local_devices=local_devices,
             window_tokens=window_tokens,
+            shapes=shapes,
             schema=schema,
             listing=str(control / "listing.parquet"),
+            hidden=listing.hidden,
             todo=str(control / "todo.parquet"),
             resumed=resumed,
             control=str(control),
@@ -109,7 +121,13 @@ def launch(job: Job) -> Iterator[Run]:
         yield run
 
 
-def _fingerprint(job: Job, checkpoint_fingerprint: str, window_tokens: int, dtype: str) -> str:
+def _fingerprint(
+    job: Job,
+    checkpoint_fingerprint: str,
+    window_tokens: int,
+    dtype: str,
+    fields: Sequence[pa.Field],
+) -> str:
     """Of everything that decides what rows hold; batching, device and attention do not (design of the results:
     the same whatever computes them)."""
     reading = asdict(job.reading)
@@ -121,16 +139,25 @@ def _fingerprint(job: Job, checkpoint_fingerprint: str, window_tokens: int, dtyp
         "window": [window_tokens, job.model.window_overlap, job.model.max_windows],
         "dtype": dtype,
         "reading": reading,
-        "decoder": DECODER_VERSION,
+        "fields": [[field.name, str(field.type)] for field in fields],
+        "versions": [RESULTS_VERSION, SCHEMA_VERSION],
     }
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 
-def _refuse_output_in_input(job: Job, listing: Listing) -> None:
-    output = os.path.join(os.path.abspath(job.output.output), "")
-    inside = next((unit.uri for unit in listing.units if unit.uri.startswith(output)), None)
-    if inside is not None:
+def _check_output(job: Job) -> None:
+    """Refuses an output folder that cannot be written, or that the next run would read as input."""
+    output = Path(job.output.output).resolve()
+    for pattern in job.reading.inputs:
+        folder = Path(pattern).resolve()
+        if folder.is_dir() and output.is_relative_to(folder):
+            raise SettingsError(
+                f"--output {job.output.output}: lies inside the input {pattern}, whose next run would read it; "
+                "choose a folder outside of it"
+            )
+    present = next(folder for folder in (output, *output.parents) if folder.exists())
+    if not present.is_dir() or not os.access(present, os.W_OK | os.X_OK):
         raise SettingsError(
-            f"--output {job.output.output}: lies inside the input ({inside} would be read as a document); "
-            "choose a folder outside of it"
+            f"--output {job.output.output}: expected a folder that can be written, but {present} is "
+            + ("not writable" if present.is_dir() else "a file")
         )

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pipeline.records import Figures, Run
 
-SECONDS_BETWEEN_WRITES = 0.25
+SECONDS_BETWEEN_WRITES = 0.05
+SECONDS_BETWEEN_FRAMES = 0.25
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_OF_A_RATE = 30.0
 # Launchers forward the Ctrl-C that the terminal has already sent to all of us: that is one signal, not two.
@@ -91,7 +92,7 @@ class Control:
     def report(self, counts: Mapping[str, float]) -> None:
         """Adds these counts to what this process has counted (they are increments, not totals).
 
-        Written out at most four times a second: call it as often as suits the caller. The display shows
+        Written out at most twenty times a second: call it as often as suits the caller. The display shows
         `inferred` and `failed` (documents) and `tokens`.
         """
         if self.folder is not None:
@@ -188,7 +189,7 @@ def _show_bar(control: Control, run: Run, ended: threading.Event) -> None:
         task = bar.add_task("starting", total=None)
         outlook = Outlook(documents(run), time.monotonic())
         while True:
-            last = ended.wait(SECONDS_BETWEEN_WRITES)
+            last = ended.wait(SECONDS_BETWEEN_FRAMES)
             line = outlook.line(control.totals(), time.monotonic(), stopping=control.stopping())
             bar.update(
                 task, description=line, completed=outlook.done, total=outlook.total, refresh=True
@@ -202,7 +203,7 @@ def _show_lines(control: Control, run: Run, ended: threading.Event) -> None:
     outlook = Outlook(documents(run), start)
     stopping = False
     while True:
-        last = ended.wait(SECONDS_BETWEEN_WRITES)
+        last = ended.wait(SECONDS_BETWEEN_FRAMES)
         now = time.monotonic()
         begins_to_stop = control.stopping() and not stopping
         if last or begins_to_stop or now - shown >= SECONDS_BETWEEN_LINES:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from pipeline.config import Job
+    from pipeline.shapes import ShapeTable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +44,9 @@ class WorkUnit:
     @property
     def unit_id(self) -> str:
         """Names the unit and the content it had: the same in every run over unchanged input."""
-        return f"{self.uri}#{self.start}-{'' if self.stop is None else self.stop}@{self.generation}"
+        # The size as well: a copy that keeps its time of change may replace an object unnoticed.
+        stop = "" if self.stop is None else self.stop
+        return f"{self.uri}#{self.start}-{stop}@{self.generation}+{self.size_bytes}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,6 +90,10 @@ class TokenizedDocument:
         return len(self.token_ids)
 
 
+# Reasons that lie in the machine rather than in the record: an interrupted run's are tried again.
+MACHINE_REASONS = frozenset({"unreadable_object", "out_of_device_memory"})
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
     """Why one record gave no row. `record` is None and `position` -1 where the object itself could not be read."""
@@ -117,7 +124,9 @@ class Figures:
     shapes: Counter[str] = field(default_factory=Counter)  # device batches a shape, "BxT"
     peaks: dict[str, float] = field(default_factory=dict)  # largest value seen
     lows: dict[str, float] = field(default_factory=dict)  # smallest value seen
-    facts: dict[str, Any] = field(default_factory=dict)  # what a worker decided, e.g. the attention chosen
+    facts: dict[str, Any] = field(
+        default_factory=dict
+    )  # what a worker decided, e.g. the attention chosen
 
     def add(self, other: Figures) -> Figures:
         self.counts.update(other.counts)
@@ -267,8 +276,10 @@ class Run:
     dtype: str  # float32 | bfloat16
     local_devices: int  # devices a worker process drives, data parallel
     window_tokens: int  # of a window, special tokens included
+    shapes: ShapeTable  # of device batches
     schema: pa.Schema  # of the documents files
     listing: str  # staged listing: every work unit of the date
+    hidden: int  # files that the listing left out because of their names
     todo: str  # staged listing: the work units, or parts of them, that `resumed` lacks
     resumed: tuple[str, ...] = ()  # sidecars kept from interrupted runs
     control: str | None = None  # local folder of the stop flag and the progress counters

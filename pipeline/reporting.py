@@ -88,7 +88,7 @@ def make_report(
     own_files = [sidecar for sidecar in staged if sidecar.run_id == run.run_id]
     own = Figures.total(sidecar.figures for sidecar in own_files)
     total_seconds = now - run.started
-    real, padded = int(partition.counts["tokens"]), int(partition.counts["tokens_padded"])
+    real, padded = int(partition.counts["tokens_inferred"]), int(partition.counts["tokens_padded"])
     first_result = own.lows.get("first_result_at")
     # ru_maxrss counts KiB on Linux, bytes on macOS.
     own_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -103,6 +103,7 @@ def make_report(
         "started": _moment(run.started),
         "finished": _moment(now),
         "documents": _documents(counted, reconciled),
+        "hidden_files": run.hidden,
         "units": {
             "listed": len(counted.units),
             "finished": len(counted.units) - len(counted.not_started),

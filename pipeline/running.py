@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import re
 import shlex
 import signal
 import sys
@@ -17,15 +17,14 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineRunner
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
+from pipeline.beam_flags import LOCAL_RUNNERS
 from pipeline.build import build
 from pipeline.config import Job, SettingsError
 from pipeline.launching import launch
 from pipeline.progress import Control, display, signals_stop
-from pipeline.publishing import RunFailed
+from pipeline.publishing import report_failure
 from pipeline.records import Run
 from pipeline.state import Layout
-
-LOCAL_RUNNERS = ("DirectRunner", "FnApiRunner")
 
 
 def run(job: Job, beam_options: Sequence[str], runner: str) -> int:
@@ -42,27 +41,44 @@ def run(job: Job, beam_options: Sequence[str], runner: str) -> int:
         control = Control(launched.control)
         engine = _engine(runner, options, launched)
         say = lambda line: print(line, file=sys.stderr)  # noqa: E731
+        hidden = f", {launched.hidden:,} hidden files left out" if launched.hidden else ""
+        say(
+            f"Run {launched.run_id}: date {launched.date}, {launched.device}, {launched.dtype}{hidden}"
+        )
         error: BaseException | None = None
         with signals_stop(control), display(control, launched):
             try:
                 pipeline = beam.Pipeline(runner=engine, options=options)
                 build(pipeline, launched)
                 pipeline.run().wait_until_finish()
-            except Exception as raised:  # noqa: BLE001: whatever a worker raises ends the run; it is explained below
+            except (
+                Exception
+            ) as raised:  # whatever a worker raises ends the run, and is explained below
                 error = raised
         report_path = Path(Layout(job.output.output, launched.date).report(launched.run_id))
-        report = json.loads(report_path.read_text()) if report_path.exists() else None
         stopped_by = control.stopped_by()
-        if error is None and report is not None and report["status"] == "published":
+        if error is not None and not report_path.exists():
+            report_failure(launched, _last_line(error))
+        report = json.loads(report_path.read_text())
+        if report["status"] == "published":
             say(_summary(report, report_path))
             return 0
-        if stopped_by is not None:
-            say(f"Stopped by {signal.Signals(stopped_by).name}; nothing published. Run the same command to go on.")
-            return 128 + stopped_by
-        say(f"lengthwise: {_explain(error)}")
-        if report is not None:
-            say(f"Report: {report_path}")
-        return 1
+        if stopped_by is None or report["status"] == "failed":
+            say(f"lengthwise: {report['reason']}")
+            if not _is_explained(error):
+                say("".join(traceback.format_exception(error)))
+            say(f"Report: {report_path.with_suffix('.html')}")
+        if stopped_by is None:
+            return 1
+        same = (
+            "the same command"
+            if job.output.date
+            else f"the same command with --date {launched.date}"
+        )
+        say(
+            f"Stopped by {signal.Signals(stopped_by).name}; nothing published. Run {same} to go on."
+        )
+        return 128 + stopped_by
 
 
 def _engine(runner: str, options: PipelineOptions, launched: Run) -> PipelineRunner | str:
@@ -96,10 +112,25 @@ def _summary(report: dict, path: Path) -> str:
     )
 
 
-def _explain(error: BaseException | None) -> str:
-    """One line for an error that a user can act on; the whole traceback for a fault of ours."""
-    if error is None:
-        return "the pipeline ended without a report"
-    if isinstance(error, (RunFailed, SettingsError)):
-        return str(error)
-    return "".join(traceback.format_exception(error))
+# Errors whose message tells the user what to do; any other is a fault of ours, and its traceback is shown.
+_EXPLAINED = ("RunFailed", "SettingsError", "CheckpointError", "DeviceError", "SelectionError")
+
+
+def _last_line(error: BaseException) -> str:
+    """What went wrong, without the worker's traceback and Beam's remarks that it may come wrapped in."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    errors = [
+        line for line in lines if re.match(r"[\w.]*(Error|Failed|Exception|Memory)\b.*: ", line)
+    ]
+    line = (errors or lines or [""])[-1] or repr(error)
+    return re.sub(r"^[\w.]+: | \[while running '.*", "", line)
+
+
+def _is_explained(error: BaseException | None) -> bool:
+    """Whether it is one of _EXPLAINED, itself or in the text of the traceback that Beam made of it."""
+    names = "|".join(_EXPLAINED)
+    return (
+        error is None
+        or type(error).__name__ in _EXPLAINED
+        or (re.search(rf"^[\w.]*({names}): ", str(error), re.MULTILINE) is not None)
+    )

@@ -15,7 +15,7 @@ from typing import Self
 
 from pipeline import sidecars, storage
 from pipeline.config import SettingsError
-from pipeline.records import WorkUnit
+from pipeline.records import MACHINE_REASONS, WorkUnit
 
 log = logging.getLogger(__name__)
 
@@ -170,7 +170,7 @@ def find_resumable(layout: Layout, fingerprint: str, units: Iterable[WorkUnit]) 
     """Chooses staged files of earlier runs so that no document or failure comes twice, the fullest first.
 
     A file counts only if its sidecar is whole and of this fingerprint, its size is right, and each work unit it names is
-    listed now with the same content. A unit is done when a kept completion says how many records it held and as
+    listed now with the same content; one with a failure that lay in the machine is computed again. A unit is done when a kept completion says how many records it held and as
     many are kept; of any other, `done` holds the positions that are.
     """
     listed = {unit.unit_id: unit for unit in units}
@@ -186,6 +186,8 @@ def find_resumable(layout: Layout, fingerprint: str, units: Iterable[WorkUnit]) 
             log.warning("staged file left out: %s", error)
             continue
         if sidecar.fingerprint != fingerprint:
+            continue
+        if any(failure.reason in MACHINE_REASONS for failure in sidecar.failures):
             continue
         if sidecar.file is not None and present.get(sidecar.file) != sidecar.size_bytes:
             log.warning(

@@ -10,7 +10,7 @@ import pytest
 # Import mode importlib keeps this folder off sys.path; subprocess scripts and fixtures share the module.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from tiny_checkpoint import minilm_folder, write_tiny_checkpoint  # noqa: E402
+from tiny_checkpoint import minilm_folder, write_tiny_checkpoint
 
 
 @pytest.fixture(scope="session")

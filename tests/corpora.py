@@ -18,7 +18,9 @@ def text(seed: int, words: int) -> str:
     return " ".join(chosen.choice(WORDS) for _ in range(words)) + "."
 
 
-def write_jsonl(folder: Path, documents: int, *, files: int = 4, words: tuple[int, int] = (5, 60)) -> Path:
+def write_jsonl(
+    folder: Path, documents: int, *, files: int = 4, words: tuple[int, int] = (5, 60)
+) -> Path:
     """Writes `documents` records over `files` JSON Lines files; lengths are uniform over `words`."""
     folder.mkdir(parents=True, exist_ok=True)
     lengths = random.Random(documents)

@@ -47,13 +47,16 @@ def failures(output: Path, date: str) -> pa.Table:
 
 
 def _read(output: Path, files: list[dict[str, Any]]) -> pa.Table:
-    return pa.concat_tables(pq.read_table(output / file["path"], partitioning=None) for file in files)
+    return pa.concat_tables(
+        pq.read_table(output / file["path"], partitioning=None) for file in files
+    )
 
 
 def reports(output: Path, date: str) -> list[dict[str, Any]]:
     """All reports of a date, oldest first."""
     return [
-        json.loads(path.read_text()) for path in sorted(output.glob(f"runs/date={date}/*/report.json"))
+        json.loads(path.read_text())
+        for path in sorted(output.glob(f"runs/date={date}/*/report.json"))
     ]
 
 

@@ -26,6 +26,7 @@ from pipeline.records import (
     TokenizedDocument,
     WorkUnit,
 )
+from pipeline.shapes import shape_table
 from pipeline.state import Layout
 from pipeline.writing import StagedFiles
 
@@ -85,6 +86,8 @@ def make_run(
         dtype="float32",
         local_devices=1,
         window_tokens=16,
+        shapes=shape_table("cpu", 16, None, 1),
+        hidden=0,
         schema=document_schema(
             job, dimensions=D, fields=fields, metadata={"run_id": run_id, "model": "package:tiny"}
         ),
@@ -146,7 +149,7 @@ def make_rows(
     figures.counts.update(
         read=len(documents), windows=len(documents), windows_inferred=len(documents)
     )
-    figures.counts.update(tokens=5 * len(documents), tokens_padded=8 * len(documents))
+    figures.counts.update(tokens_inferred=5 * len(documents), tokens_padded=8 * len(documents))
     figures.shapes["8x16"] += 1
     figures.seconds["infer"] += 0.5
     figures.lows["first_result_at"] = run.started + 2

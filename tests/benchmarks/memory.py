@@ -17,9 +17,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from corpora import write_jsonl  # noqa: E402
-from lengthwise_command import documents, start  # noqa: E402
-from tiny_checkpoint import write_tiny_checkpoint  # noqa: E402
+from corpora import write_jsonl
+from lengthwise_command import documents, start
+from tiny_checkpoint import write_tiny_checkpoint
 
 ALLOWED_GROWTH = 1.15
 DATE = "2026-01-02"
@@ -57,7 +57,9 @@ def main() -> int:
     growth = peaks[max(peaks)] / peaks[min(peaks)]
     print(f"growth: ×{growth:.3f} (allowed ×{ALLOWED_GROWTH})")
     if arguments.json:
-        arguments.json.write_text(json.dumps({"peak_bytes": peaks, "growth": growth}, indent=2) + "\n")
+        arguments.json.write_text(
+            json.dumps({"peak_bytes": peaks, "growth": growth}, indent=2) + "\n"
+        )
     return 0 if growth <= ALLOWED_GROWTH else 1
 
 

@@ -23,8 +23,9 @@ from pathlib import Path
 import apache_beam as beam
 import numpy as np
 
-from pipeline.batching import BATCHES_PER_LOAD, FULL, shape_table
+from pipeline.batching import BATCHES_PER_LOAD, FULL
 from pipeline.packing import Planner, places, plan
+from pipeline.shapes import shape_table
 
 WINDOW = 256
 TABLE = shape_table("cpu", WINDOW, None, 1)

@@ -20,9 +20,7 @@ def test_published_embeddings_equal_sentence_transformers(
     dtype: str, minilm: Path, tmp_path: Path
 ) -> None:
     assert run_here(job(SAMPLES, tmp_path, minilm, date=DATE, dtype=dtype)) == 0
-    ours = {
-        name(row["uri"], row["record"]): row for row in documents(tmp_path, DATE).to_pylist()
-    }
+    ours = {name(row["uri"], row["record"]): row for row in documents(tmp_path, DATE).to_pylist()}
     golden = np.load(Path(__file__).with_name("samples.npz"))
     assert ours.keys() == set(golden["names"].tolist())
     cosines = {}

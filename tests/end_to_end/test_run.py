@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 import apache_beam as beam
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+
 from corpora import write_jsonl
-from lengthwise_command import assert_same, documents, failures, job, manifest, reports, run, run_here
+from lengthwise_command import (
+    assert_same,
+    documents,
+    failures,
+    job,
+    manifest,
+    reports,
+    run,
+    run_here,
+)
 from pipeline.build import build
 from pipeline.config import SettingsError
 from pipeline.launching import launch
@@ -82,9 +95,9 @@ def test_the_result_does_not_depend_on_the_running_mode(
 def test_the_pipeline_runs_inside_a_users_own_beam_pipeline(
     corpus, undisturbed, tiny_checkpoint, tmp_path
 ):
-    with launch(job(corpus, tmp_path, tiny_checkpoint, date=DATE, dtype="float32")) as launched:
-        with beam.Pipeline(runner="FnApiRunner") as pipeline:
-            build(pipeline, launched)
+    a_job = job(corpus, tmp_path, tiny_checkpoint, date=DATE, dtype="float32")
+    with launch(a_job) as launched, beam.Pipeline(runner="FnApiRunner") as pipeline:
+        build(pipeline, launched)
     assert_same(documents(tmp_path, DATE), undisturbed)
 
 
@@ -92,7 +105,10 @@ def test_batching_settings_change_speed_and_never_results(
     corpus, undisturbed, tiny_checkpoint, tmp_path
 ):
     settings = {"max_tokens_per_batch": 256, "max_tokens_per_load": 700}
-    assert run_here(job(corpus, tmp_path, tiny_checkpoint, date=DATE, dtype="float32", **settings)) == 0
+    assert (
+        run_here(job(corpus, tmp_path, tiny_checkpoint, date=DATE, dtype="float32", **settings))
+        == 0
+    )
     assert_same(documents(tmp_path, DATE), undisturbed)
 
 
@@ -104,7 +120,12 @@ def test_all_sample_documents_are_published(tiny_checkpoint, tmp_path):
 
 def test_every_broken_sample_is_a_failure_that_says_what_to_do(tiny_checkpoint, tmp_path):
     a_job = job(
-        SAMPLES / "broken", tmp_path, tiny_checkpoint, date=DATE, max_failure_ratio=1.0, id_field="id"
+        SAMPLES / "broken",
+        tmp_path,
+        tiny_checkpoint,
+        date=DATE,
+        max_failure_ratio=1.0,
+        id_field="id",
     )
     assert run_here(a_job) == 0
     rows = failures(tmp_path, DATE).to_pylist()
@@ -140,7 +161,6 @@ def test_an_allowed_empty_input_gives_a_valid_empty_partition(tiny_checkpoint, t
 
 def test_output_inside_the_input_is_refused(corpus, tiny_checkpoint, tmp_path):
     folder = shutil.copytree(corpus, tmp_path / "in")
-    assert run_here(job(folder, folder / "out", tiny_checkpoint, date=DATE)) == 0
     with pytest.raises(SettingsError, match="lies inside the input"):
         run_here(job(folder, folder / "out", tiny_checkpoint, date=DATE))
 
@@ -149,9 +169,8 @@ def test_a_second_run_of_the_same_date_is_refused_while_the_first_works(
     corpus, tiny_checkpoint, tmp_path
 ):
     a_job = job(corpus, tmp_path, tiny_checkpoint, date=DATE)
-    with launch(a_job) as first:
-        with pytest.raises(SettingsError, match=first.run_id):
-            run_here(a_job)
+    with launch(a_job) as first, pytest.raises(SettingsError, match=first.run_id):
+        run_here(a_job)
     assert run_here(a_job) == 0
 
 
@@ -173,3 +192,99 @@ def test_the_installed_command_publishes_and_says_where(corpus, tiny_checkpoint,
     assert "300 documents" in said
     assert "report.html" in said
     assert "Traceback" not in said and "WARNING" not in said
+
+
+def test_a_file_replaced_under_the_same_time_is_read_again(tiny_checkpoint, tmp_path):
+    source = tmp_path / "in" / "a.txt"
+    source.parent.mkdir()
+    (tmp_path / "in" / "empty.txt").touch()
+    source.write_text("the first text")
+    os.utime(source, ns=(10**18, 10**18))
+    assert run_here(job(tmp_path / "in", tmp_path / "out", tiny_checkpoint, date=DATE)) == 1
+    source.write_text("another, longer text")
+    os.utime(source, ns=(10**18, 10**18))
+    (tmp_path / "in" / "empty.txt").unlink()
+    assert run_here(job(tmp_path / "in", tmp_path / "out", tiny_checkpoint, date=DATE)) == 0
+    (row,) = documents(tmp_path / "out", DATE).to_pylist()
+    assert row["size_bytes"] == len("another, longer text")
+
+
+def test_resuming_never_mixes_two_types_of_a_kept_field(tiny_checkpoint, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "z.txt").touch()  # a failure: nothing is published at first
+    pq.write_table(pa.table({"text": ["one"], "x": [1]}), tmp_path / "in" / "b.parquet")
+    arguments = {"date": DATE, "keep_fields": ("x",)}
+    assert run_here(job(tmp_path / "in", tmp_path / "out", tiny_checkpoint, **arguments)) == 1
+    pq.write_table(pa.table({"text": ["two"], "x": ["1"]}), tmp_path / "in" / "a.parquet")
+    arguments["max_failure_ratio"] = 1.0
+    assert run_here(job(tmp_path / "in", tmp_path / "out", tiny_checkpoint, **arguments)) == 0
+    table = documents(tmp_path / "out", DATE)
+    assert table.schema.field("x").type == pa.string()
+
+
+def test_equal_texts_do_not_flatter_the_padding_efficiency(tiny_checkpoint, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text('{"text": "the same words"}\n' * 300)
+    assert run_here(job(tmp_path / "in", tmp_path / "out", tiny_checkpoint, date=DATE)) == 0
+    (report,) = reports(tmp_path / "out", DATE)
+    assert report["padding_efficiency"] <= 1
+    assert documents(tmp_path / "out", DATE).num_rows == 300
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "says"),
+    [
+        ("attention", "flahs", "--attention: expected one of auto"),
+        ("max_tokens_per_batch", 10, "--max-tokens-per-batch: expected at least 64"),
+        ("window_tokens", 4096, "--window-tokens: expected at most 128"),
+    ],
+)
+def test_settings_that_only_the_checkpoint_can_judge_are_refused_before_anything_is_written(
+    setting, value, says, corpus, tiny_checkpoint, tmp_path
+):
+    with pytest.raises(SettingsError, match=says):
+        run_here(job(corpus, tmp_path / "out", tiny_checkpoint, **{setting: value}))
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_output_that_is_a_file_is_refused(corpus, tiny_checkpoint, tmp_path):
+    (tmp_path / "out").write_text("")
+    with pytest.raises(SettingsError, match="is a file"):
+        run_here(job(corpus, tmp_path / "out", tiny_checkpoint))
+
+
+@pytest.mark.parametrize("mode", ["in_memory", "multi_threading"])
+def test_a_failed_run_says_why_in_one_line_whatever_the_mode(
+    mode, tiny_checkpoint, tmp_path, capsys
+):
+    a_job = job(SAMPLES / "broken", tmp_path, tiny_checkpoint, date=DATE)
+    assert run_here(a_job, f"--direct_running_mode={mode}") == 1
+    said = capsys.readouterr().err
+    assert "records failed" in said
+    assert "Traceback" not in said and "while running" not in said
+
+
+def test_a_device_fault_fails_the_run_with_a_report_and_the_next_run_goes_on(
+    corpus, tiny_checkpoint, tmp_path, monkeypatch, capsys
+):
+    from model.predictor import Predictor
+
+    fetch, fetched = Predictor.fetch, []
+
+    def broken(self, handle):
+        fetched.append(1)
+        if len(fetched) > 5:
+            raise RuntimeError("INTERNAL: the chip has halted")
+        return fetch(self, handle)
+
+    a_job = job(corpus, tmp_path, tiny_checkpoint, date=DATE, max_tokens_per_batch=256)
+    monkeypatch.setattr(Predictor, "fetch", broken)
+    assert run_here(a_job) == 1
+    assert "the chip has halted" in capsys.readouterr().err
+    (report,) = reports(tmp_path, DATE)
+    assert report["status"] == "failed"
+    assert "the chip has halted" in report["reason"]
+    monkeypatch.undo()
+    assert run_here(a_job) == 0
+    assert documents(tmp_path, DATE).num_rows == 300
+    assert failures(tmp_path, DATE).num_rows == 0

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from corpora import write_jsonl
 from lengthwise_command import assert_same, documents, job, manifest, reports, run, run_here, start
 
@@ -20,7 +21,9 @@ def counted(output: Path) -> dict[str, int]:
     counts: dict[str, int] = {}
     for path in output.glob(f"_staging/date={DATE}/runs/*/counts-*.json"):
         run_id = path.parent.name
-        counts[run_id] = counts.get(run_id, 0) + json.loads(path.read_text()).get("windows_inferred", 0)
+        counts[run_id] = counts.get(run_id, 0) + json.loads(path.read_text()).get(
+            "windows_inferred", 0
+        )
     return counts
 
 
@@ -57,13 +60,15 @@ def test_a_signal_stops_cleanly_within_two_seconds_and_the_next_run_goes_on(
 
     run(*arguments)
     assert documents(output, DATE).num_rows == 20_000
-    first, second = reports(output, DATE)
+    _first, second = reports(output, DATE)
     assert second["windows"] == 20_000
     again = sum(r["windows_inferred"] for r in second["runs"]) - second["windows"]
     assert again <= 0.1 * second["windows"]
 
 
-def kill_and_resume(corpus: Path, output: Path, model: object, kills: int, documents_total: int) -> float:
+def kill_and_resume(
+    corpus: Path, output: Path, model: object, kills: int, documents_total: int
+) -> float:
     """Kills runs at random moments, lets the last one finish, and returns work done ÷ work needed."""
     arguments = ["--input", corpus, "--output", output, "--model", model, "--date", DATE]
     moments = random.Random(7)

@@ -20,12 +20,11 @@ from pipeline.batching import (
     FULL,
     BatchByLength,
     Loads,
+    LoadSize,
     make_load,
-    plan,
-    shape_table,
 )
 from pipeline.config import BatchingSettings, SettingsError
-from pipeline.packing import MOST_PROGRAMS, Planner, choose_shapes, places
+from pipeline.packing import MOST_PROGRAMS, Planner, choose_shapes, places, plan
 from pipeline.records import (
     Completion,
     Document,
@@ -36,6 +35,7 @@ from pipeline.records import (
     TokenizedChunk,
     TokenizedDocument,
 )
+from pipeline.shapes import shape_table
 
 SPECIAL = SpecialTokens(start_ids=(101,), end_ids=(102,), pad_id=0)
 CPU = shape_table("cpu", 256, None, 1)
@@ -267,7 +267,9 @@ def chunk(*documents: TokenizedDocument, unit: str | None = None, failures=()) -
 
 
 def loads(*chunks: TokenizedChunk, max_tokens: int) -> list[Load]:
-    gathered = Loads(lambda lengths: plan(lengths, CPU), max_tokens)
+    gathered = Loads(
+        lambda lengths: plan(lengths, CPU), LoadSize(batch_tokens=max_tokens, max_tokens=max_tokens)
+    )
     return [load for c in chunks for load in gathered.add(c)] + list(gathered.finish())
 
 
@@ -355,9 +357,21 @@ def test_loads_hold_every_document_once_and_keep_to_their_size(sizes, max_tokens
         assert tokens <= max_tokens or len(load) == 1
 
 
+def test_loads_are_small_at_first_and_grow_with_what_has_passed():
+    size = LoadSize(batch_tokens=1024, max_tokens=16 * 1024)
+    sizes = []
+    for _ in range(400):
+        sizes.append(size.tokens)
+        size.passed(size.tokens)
+    assert sizes[0] == 4 * 1024
+    assert sizes[-1] == 16 * 1024
+    passed = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    assert all(now <= max(4 * 1024, before / 50) for now, before in zip(sizes, passed, strict=True))
+
+
 def test_the_beam_step_flushes_at_the_end_of_a_bundle_and_needs_no_device():
     run = SimpleNamespace(
-        device="cpu", window_tokens=16, local_devices=1,
+        shapes=shape_table("cpu", 16, None, 1),
         job=SimpleNamespace(batching=BatchingSettings(max_tokens_per_load=100)),
     )  # fmt: skip
     documents = [document(8, str(i)) for i in range(25)]

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from model.predictor import OutOfDeviceMemory
+
+from model.predictor import InvalidInput, OutOfDeviceMemory
 from pipeline.inferring import DeviceLimits, infer
 from pipeline.progress import Control
 from pipeline.records import (
@@ -49,7 +50,7 @@ class FakePredictor:
         self.calls.append(f"dispatch {len(token_ids)}")
         self._check("dispatch", token_ids.shape)
         if (token_ids == REFUSED).any():
-            raise ValueError("token id 900 is outside the vocabulary")
+            raise InvalidInput("token id 900 is outside the vocabulary")
         return token_ids, segment_ids, positions, segments
 
     def fetch(self, handle):
@@ -70,9 +71,15 @@ def document(number, tokens, windows=None):
     ids = np.array(tokens, np.int32)
     return TokenizedDocument(
         document=Document(
-            unit_id="u", position=number, uri="/in/a.jsonl", record=str(number), text="",
-            media_type="application/jsonl", content_sha256=f"{number}", size_bytes=1,
-        ),  # fmt: skip
+            unit_id="u",
+            position=number,
+            uri="/in/a.jsonl",
+            record=str(number),
+            text="",
+            media_type="application/jsonl",
+            content_sha256=f"{number}",
+            size_bytes=1,
+        ),
         characters=1,
         token_ids=ids,
         windows=np.array(windows or [[0, len(ids)]], np.int32),
@@ -102,9 +109,12 @@ def batch(B, T, windows, rows=None, columns=None):
     rows = range(len(windows)) if rows is None else rows
     columns = [0] * len(windows) if columns is None else columns
     return PlannedBatch(
-        B=B, T=T, windows=np.array(windows, np.int32), rows=np.array(rows, np.int32),
+        B=B,
+        T=T,
+        windows=np.array(windows, np.int32),
+        rows=np.array(rows, np.int32),
         columns=np.array(columns, np.int32),
-    )  # fmt: skip
+    )
 
 
 def compute(a_load, predictor=None, limits=None, control=None):
@@ -195,6 +205,56 @@ def test_a_device_fault_is_raised_and_no_document_fails_for_it(moment, code):
     predictor = FakePredictor(fault=RuntimeError(f"{code}: chip halted"), fails_at=moment)
     with pytest.raises(RuntimeError, match=code):
         compute(load([document(0, [10])], [batch(1, 4, [0])]), predictor)
+
+
+def test_a_batch_that_fits_only_alone_is_computed_alone():
+    class Crowded(FakePredictor):
+        """Has room for one batch at a time."""
+
+        resident = 0
+
+        def dispatch(self, *arrays, **more):
+            if self.resident:
+                raise OutOfDeviceMemory("RESOURCE_EXHAUSTED: two at once")
+            self.resident += 1
+            return super().dispatch(*arrays, **more)
+
+        def fetch(self, handle):
+            self.resident -= 1
+            return super().fetch(handle)
+
+    documents = [document(i, [10 + i]) for i in range(3)]
+    result = compute(load(documents, [batch(1, 4, [i]) for i in range(3)]), Crowded())
+    assert not result.failures
+    assert result.encodings[:, 0].tolist() == [13, 14, 15]
+
+
+def test_a_batch_that_was_built_wrong_is_our_fault_and_raised():
+    class Strict(FakePredictor):
+        def dispatch(self, *arrays, **more):
+            raise ValueError("token_ids: expected a shape the model was loaded for")
+
+    with pytest.raises(ValueError, match="loaded for"):
+        compute(load([document(0, [10])], [batch(1, 4, [0])]), Strict())
+
+
+def test_windows_are_reported_as_they_are_computed(tmp_path):
+    control = Control(str(tmp_path))
+    predictor = FakePredictor(fault=RuntimeError("INTERNAL: chip halted"), fails_at="never")
+    fetched = predictor.fetch
+
+    def fetch(handle):
+        if control.totals()["windows_inferred"] == 2:
+            raise RuntimeError("killed")
+        return fetched(handle)
+
+    predictor.fetch = fetch
+    with pytest.raises(RuntimeError, match="killed"):
+        compute(
+            load([document(i, [10]) for i in range(4)], [batch(2, 4, [0, 1]), batch(2, 4, [2, 3])]),
+            predictor,
+            control=control,
+        )
 
 
 def test_the_next_batch_is_dispatched_before_the_previous_is_fetched():

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from model.predictor import Predictor
-from pipeline.batching import make_load, plan, shape_table
+from pipeline.batching import make_load
 from pipeline.inferring import DeviceLimits, infer
+from pipeline.packing import plan
 from pipeline.progress import Control
 from pipeline.records import Document, SpecialTokens, TokenizedDocument
+from pipeline.shapes import shape_table
 from pipeline.tokenizing import windows
 from tiny_checkpoint import write_tiny_checkpoint
 

@@ -33,11 +33,12 @@ def build(pipeline: beam.Pipeline, run: Run) -> beam.PCollection[None]:
     files = (
         results | "Assemble" >> beam.Map(assemble, run.schema) | "Write" >> beam.ParDo(Write(run))
     )
-    return (
+    published: beam.PCollection[None] = (
         pipeline
         | "Run" >> beam.Create([run])
         | "Publish" >> beam.Map(publish, beam.pvalue.AsIter(files))
     )
+    return published
 
 
 def model_handler(run: Run) -> FlaxModelHandler:

@@ -57,7 +57,7 @@ class FlaxModelHandler(ModelHandler[Load, LoadResult, "Predictor"]):
         control: Control,
     ) -> None:
         super().__init__()
-        self._predictor_settings = {
+        self._predictor_settings: dict[str, Any] = {
             "task": task, "device": device, "dtype": dtype, "attention": attention, "shapes": tuple(shapes),
         }  # fmt: skip
         self._checkpoint = checkpoint
@@ -123,8 +123,7 @@ def infer(load: Load, predictor: Predictor, limits: DeviceLimits, control: Contr
             )
         encodings = _combine(load, vectors, normalize=predictor.config.normalize)
     compile_seconds = predictor.compile_seconds - compiled_before
-    figures.seconds["compile"] += compile_seconds
-    figures.seconds["infer"] -= compile_seconds
+    figures.seconds.update(compile=compile_seconds, infer=-compile_seconds)  # type: ignore[call-overload]
 
     good, failures = [], []
     for index, document in enumerate(load.documents):

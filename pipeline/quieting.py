@@ -30,6 +30,8 @@ def quiet() -> None:
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
     logging.getLogger().setLevel(logging.ERROR)
+    # It logs the traceback of whatever a worker raises, several times; the run says once what happened.
+    logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
     for name in ("pipeline", "model", "kernels"):
         logging.getLogger(name).setLevel(logging.WARNING)
     _filter_native_output()

@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
@@ -40,12 +41,11 @@ def run(job: Job, beam_options: Sequence[str], runner: str) -> int:
     with launch(job) as launched:
         control = Control(launched.control)
         engine = _engine(runner, options, launched)
-        say = lambda line: print(line, file=sys.stderr)  # noqa: E731
         hidden = f", {launched.hidden:,} hidden files left out" if launched.hidden else ""
-        say(
+        _say(
             f"Run {launched.run_id}: date {launched.date}, {launched.device}, {launched.dtype}{hidden}"
         )
-        error: BaseException | None = None
+        error: Exception | None = None
         with signals_stop(control), display(control, launched):
             try:
                 pipeline = beam.Pipeline(runner=engine, options=options)
@@ -53,32 +53,35 @@ def run(job: Job, beam_options: Sequence[str], runner: str) -> int:
                 pipeline.run().wait_until_finish()
             except (
                 Exception
-            ) as raised:  # whatever a worker raises ends the run, and is explained below
+            ) as raised:  # whatever a worker raises ends the run; it is explained below
                 error = raised
-        report_path = Path(Layout(job.output.output, launched.date).report(launched.run_id))
-        stopped_by = control.stopped_by()
-        if error is not None and not report_path.exists():
-            report_failure(launched, _last_line(error))
-        report = json.loads(report_path.read_text())
-        if report["status"] == "published":
-            say(_summary(report, report_path))
-            return 0
-        if stopped_by is None or report["status"] == "failed":
-            say(f"lengthwise: {report['reason']}")
-            if not _is_explained(error):
-                say("".join(traceback.format_exception(error)))
-            say(f"Report: {report_path.with_suffix('.html')}")
-        if stopped_by is None:
-            return 1
-        same = (
-            "the same command"
-            if job.output.date
-            else f"the same command with --date {launched.date}"
-        )
-        say(
-            f"Stopped by {signal.Signals(stopped_by).name}; nothing published. Run {same} to go on."
-        )
-        return 128 + stopped_by
+        return _end(launched, error, control.stopped_by())
+
+
+def _end(launched: Run, error: Exception | None, stopped_by: int | None) -> int:
+    """Says what came of the run and gives its exit status."""
+    job = launched.job
+    path = Path(Layout(job.output.output, launched.date).report(launched.run_id))
+    if error is not None and not path.exists():
+        report_failure(launched, _last_line(error))
+    report = json.loads(path.read_text())
+    if report["status"] == "published":
+        _say(_summary(report, path))
+        return 0
+    if report["status"] == "failed":
+        _say(f"lengthwise: {report['reason']}")
+        if error is not None and not _is_explained(error):
+            _say("".join(traceback.format_exception(error)))
+        _say(f"Report: {path.with_suffix('.html')}")
+    if stopped_by is None:
+        return 1
+    same = "the same command" + ("" if job.output.date else f" with --date {launched.date}")
+    _say(f"Stopped by {signal.Signals(stopped_by).name}; nothing published. Run {same} to go on.")
+    return 128 + stopped_by
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def _engine(runner: str, options: PipelineOptions, launched: Run) -> PipelineRunner | str:
@@ -102,7 +105,7 @@ def _engine(runner: str, options: PipelineOptions, launched: Run) -> PipelineRun
     )
 
 
-def _summary(report: dict, path: Path) -> str:
+def _summary(report: dict[str, Any], path: Path) -> str:
     documents = report["documents"]
     failed = f", {documents['failed']:,} failed" if documents["failed"] else ""
     return (
@@ -116,7 +119,7 @@ def _summary(report: dict, path: Path) -> str:
 _EXPLAINED = ("RunFailed", "SettingsError", "CheckpointError", "DeviceError", "SelectionError")
 
 
-def _last_line(error: BaseException) -> str:
+def _last_line(error: Exception) -> str:
     """What went wrong, without the worker's traceback and Beam's remarks that it may come wrapped in."""
     lines = [line.strip() for line in str(error).splitlines()]
     errors = [
@@ -126,11 +129,9 @@ def _last_line(error: BaseException) -> str:
     return re.sub(r"^[\w.]+: | \[while running '.*", "", line)
 
 
-def _is_explained(error: BaseException | None) -> bool:
+def _is_explained(error: Exception) -> bool:
     """Whether it is one of _EXPLAINED, itself or in the text of the traceback that Beam made of it."""
     names = "|".join(_EXPLAINED)
-    return (
-        error is None
-        or type(error).__name__ in _EXPLAINED
-        or (re.search(rf"^[\w.]*({names}): ", str(error), re.MULTILINE) is not None)
+    return type(error).__name__ in _EXPLAINED or bool(
+        re.search(rf"^[\w.]*({names}): ", str(error), re.MULTILINE)
     )

@@ -254,12 +254,11 @@ def test_an_output_that_is_a_file_is_refused(corpus, tiny_checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["in_memory", "multi_threading"])
-def test_a_failed_run_says_why_in_one_line_whatever_the_mode(
-    mode, tiny_checkpoint, tmp_path, capsys
-):
-    a_job = job(SAMPLES / "broken", tmp_path, tiny_checkpoint, date=DATE)
-    assert run_here(a_job, f"--direct_running_mode={mode}") == 1
-    said = capsys.readouterr().err
+def test_a_failed_run_says_why_in_one_line_whatever_the_mode(mode, tiny_checkpoint, tmp_path):
+    said = run(
+        "--input", SAMPLES / "broken", "--output", tmp_path, "--model", tiny_checkpoint,
+        f"--direct_running_mode={mode}", expect=1,
+    )  # fmt: skip
     assert "records failed" in said
     assert "Traceback" not in said and "while running" not in said
 

@@ -12,13 +12,15 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
-from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from model.tokenizer import CONTINUATION, MAX_WORD_CHARACTERS, TokenizerConfig, Tokens
 
+TABLES = Path(__file__).with_name("data") / "bert_wordpiece.npz"
 # Long texts are cut into pieces of about this many characters, and the ops are given about as many at once: memory
 # stays bounded (offsets alone take 8 bytes for each byte of text).
 PIECE_CHARACTERS = 1 << 19
@@ -44,8 +46,7 @@ class WordPiece:
             tf.config.set_visible_devices([], "GPU")  # the accelerator is JAX's
             tf.config.threading.set_intra_op_parallelism_threads(1)
             tf.config.threading.set_inter_op_parallelism_threads(1)
-        with (files("model") / "data" / "bert_wordpiece.npz").open("rb") as file:
-            tables = dict(np.load(file))
+        tables = dict(np.load(TABLES))
         self.start_ids = config.start_ids
         self.end_ids = config.end_ids
         self.pad_id = config.pad_id
@@ -100,7 +101,7 @@ class WordPiece:
         )
         pieces = self._limit_words(pieces, normalized)
         splits = pieces.splits.tolist()
-        rows = list(zip(splits, splits[1:], strict=False))
+        rows = list(pairwise(splits))
         if places is None:
             return [Tokens(pieces.ids[start:stop], None) for start, stop in rows]
         spans = _character_spans(pieces, texts, places)
@@ -173,11 +174,9 @@ class _CanonicalOrder:
     def apply(self, text: str) -> tuple[str, np.ndarray]:
         """The text in canonical order, and int[its characters]: which of the given text's each one is taken for."""
         codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-        first, last = self._removed.T
-        kept = codes > last[np.searchsorted(first, codes, side="right") - 1]
-        kept &= codes >= first[0]
-        source = np.flatnonzero(kept)
-        codes = codes[kept]
+        first, last = self._removed.T  # ranges; the first one starts at 0
+        source = np.flatnonzero(codes > last[np.searchsorted(first, codes, side="right") - 1])
+        codes = codes[source]
 
         parts = np.zeros([len(codes), self._decompositions.shape[1] - 1], np.uint32)
         parts[:, 0] = codes
@@ -272,5 +271,6 @@ def _joined(pieces: Sequence[Tokens]) -> Tokens:
     """One text's pieces as one."""
     offsets = [piece.offsets for piece in pieces if piece.offsets is not None]
     return Tokens(
-        np.concatenate([piece.ids for piece in pieces]), np.concatenate(offsets) if offsets else None
+        np.concatenate([piece.ids for piece in pieces]),
+        np.concatenate(offsets) if offsets else None,
     )

@@ -164,14 +164,17 @@ def _tokenized(
     document: Document, tokens: Tokens, size: int, overlap: int, max_windows: int | None
 ) -> TokenizedDocument:
     spans, truncated = windows(len(tokens.ids), size, overlap, max_windows)
-    stop = spans[-1, 1]
+    token_ids, offsets = tokens
+    if truncated:  # copied, so that what was cut off is freed
+        token_ids = token_ids[: spans[-1, 1]].copy()
+        offsets = None if offsets is None else offsets[: spans[-1, 1]].copy()
     return TokenizedDocument(
         document=replace(document, text=""),
         characters=len(document.text),
-        token_ids=tokens.ids[:stop],
+        token_ids=token_ids,
         windows=spans,
         truncated=truncated,
-        offsets=None if tokens.offsets is None else tokens.offsets[:stop],
+        offsets=offsets,
     )
 
 

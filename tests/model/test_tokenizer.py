@@ -45,7 +45,7 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 def odd_vocabulary() -> list[str]:
     """Tokens of every tricky character and every stand-in, so that ids tell them apart; and tokens that never come out."""
-    tables = np.load(model.wordpiece.__file__.replace("wordpiece.py", "data/bert_wordpiece.npz"))
+    tables = np.load(model.wordpiece.TABLES)
     characters = [*TRICKY, *map(chr, tables["stand_ins"][:, 0].tolist()), *"aébz.[]#\u0301中"]
     tokens = [*SPECIAL, *characters, *(f"##{c}" for c in characters)]
     tokens += [
@@ -89,18 +89,23 @@ class Pair:
 
     def assert_equal(self, texts: list[str]) -> None:
         """Both give the same ids and offsets for each text, and ours the same ids without offsets."""
-        for start in range(0, len(texts), 100_000):
-            some = texts[start : start + 100_000]
-            with_offsets = self.ours.encode(some, offsets=True)
-            ids_alone = self.ours.encode(some)
-            theirs = self.theirs.encode_batch(some, add_special_tokens=False)
-            for text, tokens, alone, expected in zip(
-                some, with_offsets, ids_alone, theirs, strict=True
-            ):
-                context = f"{text[:80]!r} ({' '.join(f'{ord(c):X}' for c in text[:20])})"
-                assert tokens.ids.tolist() == expected.ids, context
-                assert alone.ids.tolist() == expected.ids, context
-                assert tokens.offsets.tolist() == list(map(list, expected.offsets)), context
+        with_offsets = self.ours.encode(texts, offsets=True)
+        ids_alone = self.ours.encode(texts)
+        theirs = self.theirs.encode_batch(texts, add_special_tokens=False)
+        for text, tokens, alone, expected in zip(
+            texts, with_offsets, ids_alone, theirs, strict=True
+        ):
+            ids = np.array(expected.ids, np.int32)
+            offsets = np.array(expected.offsets, np.int32).reshape(-1, 2)
+            if not np.array_equal(tokens.ids, ids) or not np.array_equal(tokens.offsets, offsets):
+                pairs = zip(
+                    tokens.offsets.tolist(), tokens.ids, offsets.tolist(), ids, strict=False
+                )
+                same = [a == c and b == d for a, b, c, d in pairs]
+                start = offsets[same.index(False), 0] if False in same else len(text)
+                near = text[max(0, start - 5) : start + 15]
+                pytest.fail(f"differs near {near!r} ({' '.join(f'{ord(c):X}' for c in near)})")
+            assert np.array_equal(alone.ids, ids), repr(text[:80])
 
 
 @pytest.fixture(
@@ -119,7 +124,9 @@ def tokenizer(minilm):
 
 
 def contexts(characters: list[str]) -> list[str]:
-    return [text for c in characters for text in (f"a{c}b", f"é{c} b", f"{c}\u0301")]
+    """Each character inside a word, behind an accent, and before one; a hundred to a text."""
+    several = [f"a{c}b é{c} b {c}\u0301\n" for c in characters]
+    return ["".join(several[i : i + 100]) for i in range(0, len(several), 100)]
 
 
 def random_strings(count: int, seed: int) -> list[str]:
@@ -133,7 +140,7 @@ def random_strings(count: int, seed: int) -> list[str]:
 
 
 def test_characters_on_which_the_libraries_differ_give_the_same_tokens(pair):
-    pair.assert_equal([*TRICKY, *contexts(TRICKY)])
+    pair.assert_equal([*TRICKY, *(f"{c}a" for c in TRICKY), *contexts(TRICKY)])
 
 
 def test_word_limits_marks_and_literal_special_tokens_give_the_same_tokens(pair):
@@ -141,7 +148,7 @@ def test_word_limits_marks_and_literal_special_tokens_give_the_same_tokens(pair)
 
 
 def test_a_sample_of_all_characters_gives_the_same_tokens(pair):
-    pair.assert_equal(contexts(CODE_POINTS[::199]))
+    pair.assert_equal(contexts(CODE_POINTS[::97]))
 
 
 def test_random_strings_give_the_same_tokens(pair):

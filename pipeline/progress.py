@@ -190,7 +190,9 @@ def _show_bar(control: Control, run: Run, ended: threading.Event) -> None:
         outlook = Outlook(documents(run), time.monotonic())
         while True:
             last = ended.wait(SECONDS_BETWEEN_FRAMES)
-            line = outlook.line(control.totals(), time.monotonic(), stopping=control.stopping())
+            line = outlook.line(
+                control.totals(), time.monotonic(), stopping=control.stopping(), ended=last
+            )
             bar.update(
                 task, description=line, completed=outlook.done, total=outlook.total, refresh=True
             )
@@ -208,7 +210,7 @@ def _show_lines(control: Control, run: Run, ended: threading.Event) -> None:
         begins_to_stop = control.stopping() and not stopping
         if last or begins_to_stop or now - shown >= SECONDS_BETWEEN_LINES:
             stopping, shown = control.stopping(), now
-            line = outlook.line(control.totals(), now, stopping=stopping and not last)
+            line = outlook.line(control.totals(), now, stopping=stopping and not last, ended=last)
             print(f"{_clock(now - start)} {line}", file=sys.stderr, flush=True)
         if last:
             return
@@ -235,8 +237,17 @@ class Outlook:
         self._start = start
         self._earlier: deque[tuple[float, float, float]] = deque([(start, 0.0, 0.0)])
 
-    def line(self, counts: Mapping[str, float], now: float, *, stopping: bool = False) -> str:
+    def line(
+        self,
+        counts: Mapping[str, float],
+        now: float,
+        *,
+        stopping: bool = False,
+        ended: bool = False,
+    ) -> str:
         """One line for people; rates are of the last half minute. `now` is in seconds, and never goes back."""
+        if not (counts or stopping or ended):
+            return "loading the tokenizer and the model"
         failed, tokens = counts.get("failed", 0), counts.get("tokens", 0)
         self.done = counts.get("inferred", 0) + failed
         self._earlier.append((now, self.done, tokens))

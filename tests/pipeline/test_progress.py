@@ -174,7 +174,8 @@ def test_busy_seconds_add_up_a_step_also_where_it_raises():
 
 def test_the_line_tells_documents_speed_failures_and_time_left():
     outlook = Outlook(1000, 0.0)
-    assert outlook.line({}, 0.0) == "0 of 1,000 documents, 0 tokens/s"
+    assert outlook.line({}, 0.0) == "loading the tokenizer and the model"
+    assert outlook.line({}, 0.0, ended=True) == "0 of 1,000 documents, 0 tokens/s"
     line = outlook.line({"inferred": 90, "failed": 10, "tokens": 5000}, 10.0)
     assert line == "100 of 1,000 documents, 500 tokens/s, 10 failed, 0:01:30 left"
 

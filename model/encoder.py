@@ -145,4 +145,5 @@ def gelu(x: Float[Array, "*shape"], dtype: jnp.dtype) -> Float[Array, "*shape"]:
     t, p = y * y, jnp.float32(0)
     for coefficient in PHI:
         p = p * t + coefficient
-    return x * (0.5 + y * p)
+    result: Array = x * (0.5 + y * p)
+    return result

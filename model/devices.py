@@ -76,7 +76,7 @@ def _cpu_multiplies_bfloat16() -> bool:
 
 def use_compilation_cache() -> None:
     """Keeps compiled programs from run to run in the user's cache folder, unless a folder is set in JAX."""
-    if jax.config.read("jax_compilation_cache_dir") is not None:
+    if jax.config.values["jax_compilation_cache_dir"] is not None:
         return
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "lengthwise", "xla").expanduser()
     jax.config.update("jax_compilation_cache_dir", str(folder))

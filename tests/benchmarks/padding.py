@@ -17,15 +17,16 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import apache_beam as beam
 import numpy as np
 
-from pipeline.batching import BATCHES_PER_LOAD, FULL
+from pipeline.batching import BATCHES_PER_LOAD, Loads, LoadSize
 from pipeline.packing import Planner, places, plan
+from pipeline.records import Document, SpecialTokens, TokenizedChunk, TokenizedDocument
 from pipeline.shapes import shape_table
+from pipeline.tokenizing import windows as spans
 
 WINDOW = 256
 TABLE = shape_table("cpu", WINDOW, None, 1)
@@ -49,26 +50,31 @@ def windows(document: int) -> list[int]:
     return [min(WINDOW, document - start + 2) for start in range(0, document, WINDOW - 2)]
 
 
-def loads(documents: list[int]) -> Iterator[np.ndarray]:
-    """As `pipeline.batching.Loads` makes them."""
-    most = BATCHES_PER_LOAD * TABLE.max_tokens_per_batch
-    load: list[int] = []
-    for document in documents:
-        lengths = windows(document)
-        if sum(load) + sum(lengths) > most:
-            yield np.array(load, np.int32)
-            load = []
-        load += lengths
-        if sum(load) >= FULL * most:
-            yield np.array(load, np.int32)
-            load = []
-    if load:
-        yield np.array(load, np.int32)
-
-
 def lengthwise(documents: list[int]) -> list[tuple[int, int]]:
-    planner = Planner(TABLE)
-    return [(b.B, b.T) for load in loads(documents) for b in planner.plan(load)]
+    size = LoadSize(
+        batch_tokens=TABLE.max_tokens_per_batch,
+        max_tokens=BATCHES_PER_LOAD * TABLE.max_tokens_per_batch,
+    )
+    loads = Loads(Planner(TABLE).plan, size)
+    special = SpecialTokens(start_ids=(101,), end_ids=(102,))
+    shapes = []
+    for number, document in enumerate(documents):
+        chunk = TokenizedChunk(documents=(tokenized(number, document),), special=special)
+        shapes += [(b.B, b.T) for load in loads.add(chunk) for b in load.batches]
+    return shapes + [(b.B, b.T) for load in loads.finish() for b in load.batches]
+
+
+def tokenized(number: int, tokens: int) -> TokenizedDocument:
+    name = str(number)
+    return TokenizedDocument(
+        document=Document(
+            unit_id="", position=number, uri="", record=name, text="", media_type="", content_sha256=name, size_bytes=0
+        ),
+        characters=0,
+        token_ids=np.zeros(tokens, np.int32),
+        windows=spans(tokens, WINDOW - 2, 0, None)[0],
+        truncated=False,
+    )  # fmt: skip
 
 
 def sorted_by_32(documents: list[int]) -> list[tuple[int, int]]:

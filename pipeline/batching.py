@@ -64,7 +64,7 @@ class BatchByLength(beam.DoFn):
 class LoadSize:
     """How many tokens a Load may hold: few at first, `max_tokens` once much has passed.
 
-    A killed worker's Load is lost, on the average half of it. At 2 % of what has passed, that is little of the work
+    A killed worker's Load is lost, on the average half of it. At 5 % of what has passed, that is little of the work
     however early the kill comes.
     """
 
@@ -75,7 +75,7 @@ class LoadSize:
 
     @property
     def tokens(self) -> int:
-        return min(self._most, max(self._least, self._passed // 50))
+        return min(self._most, max(self._least, self._passed // 20))
 
     def passed(self, tokens: int) -> None:
         self._passed += tokens

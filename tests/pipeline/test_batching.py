@@ -366,7 +366,7 @@ def test_loads_are_small_at_first_and_grow_with_what_has_passed():
     assert sizes[0] == 4 * 1024
     assert sizes[-1] == 16 * 1024
     passed = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    assert all(now <= max(4 * 1024, before / 50) for now, before in zip(sizes, passed, strict=True))
+    assert all(now <= max(4 * 1024, before / 20) for now, before in zip(sizes, passed, strict=True))
 
 
 def test_the_beam_step_flushes_at_the_end_of_a_bundle_and_needs_no_device():

@@ -76,6 +76,7 @@ def _run(argv: list[str]) -> int:
     refuse_unknown_runner(runner)
 
     quiet()
+    print("Starting …", file=sys.stderr, flush=True)  # the imports below take seconds
     from pipeline.running import run
 
     status = run(job, [*others, *unknown], runner)  # the later one wins

@@ -45,6 +45,8 @@ def run(job: Job, beam_options: Sequence[str], runner: str) -> int:
         _say(
             f"Run {launched.run_id}: date {launched.date}, {launched.device}, {launched.dtype}{hidden}"
         )
+        if launched.resumed:
+            _say(f"Going on from {len(launched.resumed):,} files that interrupted runs have staged")
         error: Exception | None = None
         with signals_stop(control), display(control, launched):
             try:

@@ -35,7 +35,7 @@ class Origin:
     fields: Sequence[pa.Field] = ()
 
     def document(
-        self, position: int, record: str, data: bytes, text: str, values: tuple[Any, ...] = ()
+        self, position: int, record: str, data: bytes, text: str, values: tuple[Any, ...]
     ) -> Outcome:
         """The document with this text; `data` is the text in UTF-8."""
         if len(data) > self.settings.max_document_bytes:

@@ -84,4 +84,5 @@ def documents(blocks: Iterable[bytes], origin: Origin) -> Iterator[Outcome]:
         yield origin.failure(0, "0", error.reason, error.message)
         return
     del data
-    yield origin.document(0, "0", text.encode(), text)
+    without_fields = (None,) * len(origin.fields)
+    yield origin.document(0, "0", text.encode(), text, without_fields)

@@ -288,3 +288,15 @@ def test_a_device_fault_fails_the_run_with_a_report_and_the_next_run_goes_on(
     assert run_here(a_job) == 0
     assert documents(tmp_path, DATE).num_rows == 300
     assert failures(tmp_path, DATE).num_rows == 0
+
+
+def test_a_kept_field_is_null_where_the_format_has_none(tiny_checkpoint, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("plain text")
+    (tmp_path / "in" / "b.jsonl").write_text('{"text": "a record", "lang": "en"}\n')
+    a_job = job(
+        tmp_path / "in", tmp_path / "out", tiny_checkpoint, date=DATE, keep_fields=("lang",)
+    )
+    assert run_here(a_job) == 0
+    table = documents(tmp_path / "out", DATE)
+    assert sorted(table["lang"].to_pylist(), key=str) == [None, "en"]

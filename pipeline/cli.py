@@ -38,6 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SettingsError as error:
         print(f"lengthwise: {error}", file=sys.stderr)
         return 2
+    except OSError as error:  # of the launch: what a worker raises is explained by the run
+        print(f"lengthwise: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:  # before the run began: there is nothing to stop or to resume
         return 130
 

@@ -67,7 +67,7 @@ class ReadingSettings:
         _require(self.split_bytes > 0, "split-bytes", "more than 0", self.split_bytes)
         try:
             "".encode(self.encoding)
-        except LookupError:
+        except (LookupError, ValueError):
             raise SettingsError(
                 f"--encoding: expected an encoding Python knows, such as latin-1, got {self.encoding!r}"
             ) from None
@@ -144,7 +144,8 @@ class OutputSettings:
     resume: bool = setting("go on from an interrupted run of the same job", True)
 
     def __post_init__(self) -> None:
-        _require(bool(self.output), "output", "a folder", self.output)
+        ok = bool(self.output) and "\0" not in self.output and self.output.isprintable()
+        _require(ok, "output", "a folder, its name in printable characters", self.output)
         if self.date is not None:
             # fromisoformat also takes 20260102 and 2026-W01-1, which would name other folders.
             ok = re.fullmatch(r"\d{4}-\d{2}-\d{2}", self.date, re.ASCII) is not None

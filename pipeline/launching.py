@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from pipeline.assembling import SCHEMA_VERSION, document_schema
 from pipeline.config import Job, SettingsError
-from pipeline.listing import field_types, list_units, write_listing
+from pipeline.listing import Listing, field_types, list_units, write_listing
 from pipeline.records import Run
 from pipeline.shapes import shape_table
 from pipeline.state import DateLock, Layout, find_resumable
@@ -69,8 +69,8 @@ def launch(job: Job) -> Iterator[Run]:
     check_windows(job.model, config, len(tokenizer.start_ids) + len(tokenizer.end_ids))
     local_devices = predictor.local_device_count(device)
     shapes = shape_table(device, window_tokens, job.batching.max_tokens_per_batch, local_devices)
-    _check_output(job)
     listing = list_units(job.reading)
+    _check_output(job, listing)
     fields = field_types(job.reading, listing)
     fingerprint = _fingerprint(job, checkpoint.fingerprint(folder), window_tokens, dtype, fields)
     schema = document_schema(
@@ -145,19 +145,28 @@ def _fingerprint(
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 
-def _check_output(job: Job) -> None:
+def _check_output(job: Job, listing: Listing) -> None:
     """Refuses an output folder that cannot be written, or that the next run would read as input."""
     output = Path(job.output.output).resolve()
+    kinds = [output / kind for kind in ("documents", "failures", "state", "runs", "_staging")]
     for pattern in job.reading.inputs:
         folder = Path(pattern).resolve()
-        if folder.is_dir() and output.is_relative_to(folder):
+        if folder.is_dir() and any(kind.is_relative_to(folder) for kind in kinds):
             raise SettingsError(
                 f"--output {job.output.output}: lies inside the input {pattern}, whose next run would read it; "
                 "choose a folder outside of it"
             )
-    present = next(folder for folder in (output, *output.parents) if folder.exists())
-    if not present.is_dir() or not os.access(present, os.W_OK | os.X_OK):
+    ours = tuple(f"{kind}/date=" for kind in kinds)
+    inside = next((unit.uri for unit in listing.units if unit.uri.startswith(ours)), None)
+    if inside is not None:
         raise SettingsError(
-            f"--output {job.output.output}: expected a folder that can be written, but {present} is "
-            + ("not writable" if present.is_dir() else "a file")
+            f"--output {job.output.output}: the input holds {inside}, which an earlier run has written there; "
+            "choose an output folder that no input matches"
         )
+    present = next(folder for folder in (output, *output.parents) if folder.exists())
+    for path in (present, *(kind for kind in kinds if kind.exists())):
+        if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
+            raise SettingsError(
+                f"--output {job.output.output}: expected a folder that can be written, but {path} is "
+                + ("not writable" if path.is_dir() else "a file")
+            )

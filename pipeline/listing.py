@@ -229,6 +229,8 @@ def field_types(settings: ReadingSettings, listing: Listing) -> tuple[pa.Field, 
     for name, kind in kept:
         if kind is None and schema is not None and schema.names.count(name) == 1:
             kind = column_type(schema.field(name).type)
+            if pa.types.is_null(kind):  # as pandas writes a column without values: it says nothing
+                kind = pa.string()
         fields.append(pa.field(name, kind if kind is not None else pa.string()))
     return tuple(fields)
 

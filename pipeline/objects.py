@@ -80,14 +80,14 @@ def is_folder(uri: str) -> bool:
 def below(folder: str, depth: int | None = None) -> Iterator[tuple[str, StoredObject]]:
     """Every file below a folder, with its path relative to it; at most `depth` names long.
 
-    Links are followed, except back into a folder that holds them.
+    Links are followed; each folder is listed once, under the name that comes first.
 
     Raises:
       OSError: a folder cannot be listed.
     """
     if is_local(folder):
         if os.path.isdir(folder):
-            yield from _local_below(folder, "", depth, ())
+            yield from _local_below(folder, "", depth, set())
         return
     for metadata in _remote_below(folder):
         path = metadata.path[len(folder) + 1 :]
@@ -96,20 +96,28 @@ def below(folder: str, depth: int | None = None) -> Iterator[tuple[str, StoredOb
 
 
 def _local_below(
-    folder: str, prefix: str, depth: int | None, parents: tuple[tuple[int, int], ...]
+    folder: str, prefix: str, depth: int | None, seen: set[tuple[int, int]]
 ) -> Iterator[tuple[str, StoredObject]]:
     found = os.stat(folder)
     here = (found.st_dev, found.st_ino)
-    if here in parents:
+    if here in seen:  # each folder is listed once, by whichever name comes first: links may multiply without end
         return
+    seen.add(here)
     with os.scandir(folder) as entries:
         ordered = sorted(entries, key=lambda entry: entry.name)
     for entry in ordered:
         path = f"{prefix}{entry.name}"
-        if not entry.is_dir():
+        if not _is_folder(entry):
             yield path, look(entry.path)
         elif depth is None or path.count("/") + 1 < depth:
-            yield from _local_below(entry.path, f"{path}/", depth, (*parents, here))
+            yield from _local_below(entry.path, f"{path}/", depth, seen)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself, say
+        return False
 
 
 def _remote_below(folder: str) -> list[Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shlex
 import signal
@@ -128,7 +130,11 @@ def _last_line(error: Exception) -> str:
         line for line in lines if re.match(r"[\w.]*(Error|Failed|Exception|Memory)\b.*: ", line)
     ]
     line = (errors or lines or [""])[-1] or repr(error)
-    return re.sub(r"^[\w.]+: | \[while running '.*", "", line)
+    if "Channel closed prematurely" in line:
+        return "a worker process died (was it out of memory?); run again to go on"
+    if os.strerror(errno.ENOSPC) in line:
+        line += "; free some space and run again: what was written is kept"
+    return re.sub(r"^[\w.]+: | \[while running '[^]]*\]", "", line)
 
 
 def _is_explained(error: Exception) -> bool:

@@ -183,5 +183,5 @@ def _is_text(kind: pa.DataType) -> bool:
 def _shown(scalar: pa.Scalar) -> str:
     try:
         return str(scalar)
-    except ValueError:  # not UTF-8
-        return repr(scalar.cast(pa.binary()).as_py())
+    except (ValueError, OverflowError, KeyError, pa.ArrowException):  # nothing that Python can show
+        return f"a {scalar.type}"

@@ -65,6 +65,7 @@ def documents(
                 f"missing_{flag}_field",
                 f"expected the column {name!r} (--{flag}-field), got only {', '.join(map(repr, schema.names))}",
             )
+    for name in (settings.text_field, settings.id_field, *(field.name for field in origin.fields)):
         if schema.names.count(name or "") > 1:
             raise ObjectError("repeated_field", f"expected one column {name!r}, got several")
     names = {settings.text_field, *(field.name for field in origin.fields)} & set(schema.names)
@@ -80,8 +81,21 @@ def documents(
             use_threads=False,
         )
         while (batch := _next(rows, position)) is not None:
-            yield from _rows(batch, position, origin, ids)
+            try:
+                outcomes = list(_rows(batch, position, origin, ids))
+            except _UNREPRESENTABLE as error:
+                raise ObjectError(
+                    "unrepresentable_value",
+                    f"a value of the {batch.num_rows} rows from {position} on is none that Python can hold: "
+                    f"{type(error).__name__}: {error}",
+                    position,
+                ) from None
+            yield from outcomes
             position += batch.num_rows
+
+
+# What pyarrow raises for dates, times and zones that Python does not have.
+_UNREPRESENTABLE = (KeyError, OverflowError, ValueError, pa.ArrowException)
 
 
 def _batch_rows(group: pq.RowGroupMetaData) -> int:

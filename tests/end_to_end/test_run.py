@@ -165,6 +165,28 @@ def test_output_inside_the_input_is_refused(corpus, tiny_checkpoint, tmp_path):
         run_here(job(folder, folder / "out", tiny_checkpoint, date=DATE))
 
 
+def test_an_output_that_its_own_input_would_match_is_refused(
+    tiny_checkpoint, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "documents").mkdir()
+    (tmp_path / "documents" / "a.txt").write_text("a text")
+    with pytest.raises(SettingsError, match="lies inside the input"):
+        run_here(job("documents", ".", tiny_checkpoint))
+    glob = job("documents/**", "documents", tiny_checkpoint, date=DATE)
+    assert run_here(glob) == 0
+    with pytest.raises(SettingsError, match="an earlier run has written"):
+        run_here(glob)
+
+
+def test_an_output_whose_folders_are_files_is_refused_before_computing(
+    corpus, tiny_checkpoint, tmp_path
+):
+    (tmp_path / "failures").touch()
+    with pytest.raises(SettingsError, match="failures is a file"):
+        run_here(job(corpus, tmp_path, tiny_checkpoint))
+
+
 def test_a_second_run_of_the_same_date_is_refused_while_the_first_works(
     corpus, tiny_checkpoint, tmp_path
 ):

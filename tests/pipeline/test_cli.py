@@ -99,7 +99,7 @@ def test_a_setting_that_the_run_finds_impossible_is_wrong_usage(monkeypatch, cap
 
     monkeypatch.setitem(sys.modules, "pipeline.running", types.SimpleNamespace(run=run))
     assert cli.main(["run", *NEEDED]) == 2
-    assert capsys.readouterr().err == "lengthwise: --input docs: matches nothing\n"
+    assert capsys.readouterr().err == "Starting …\nlengthwise: --input docs: matches nothing\n"
 
 
 # What is refused

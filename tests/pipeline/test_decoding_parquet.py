@@ -325,3 +325,40 @@ def test_a_kept_column_that_is_missing_is_null(tmp_path: Path) -> None:
     path = write(tmp_path, {"text": ["x"]})
     [chunk] = read_chunks(path, keep_fields=("v",), fields=(pa.field("v", pa.int64()),))
     assert chunk.documents[0].fields == (None,)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([0, 1], pa.timestamp("us", "Mars/Phobos")),
+        pa.array([0, 2**62], pa.timestamp("us")),
+        pa.array([[0], [2**62 + 1]], pa.list_(pa.timestamp("ns"))),
+    ],
+    ids=["zone", "year", "nanoseconds in a list"],
+)
+def test_a_value_that_python_does_not_have_ends_in_failures_and_not_the_run(
+    column: pa.Array, tmp_path: Path
+) -> None:
+    path = write(tmp_path, {"text": ["one", "two"], "when": column})
+    fields = field_types(settings_for(path, keep_fields=("when",)), list_units(settings_for(path)))
+    documents, failures = read(path, fields=fields, keep_fields=("when",))
+    assert failures or len(documents) == 2
+    as_text = [pa.field("when", pa.string())]
+    documents, failures = read(path, fields=as_text, keep_fields=("when",))
+    assert failures or len(documents) == 2
+
+
+def test_a_kept_column_that_stands_twice_is_one_failure(tmp_path: Path) -> None:
+    table = pa.Table.from_arrays([["a"], ["x"], ["y"]], names=["text", "k", "k"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    documents, failures = read(
+        tmp_path / "a.parquet", fields=[pa.field("k", pa.string())], keep_fields=("k",)
+    )
+    assert not documents
+    assert [one.reason for one in failures] == ["repeated_field"]
+
+
+def test_a_column_without_values_says_nothing_about_its_type(tmp_path: Path) -> None:
+    path = write(tmp_path, {"text": ["a"], "k": pa.array([None], pa.null())})
+    settings = settings_for(path, keep_fields=("k",))
+    assert field_types(settings, list_units(settings)) == (pa.field("k", pa.string()),)

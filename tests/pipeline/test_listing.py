@@ -263,6 +263,25 @@ def test_links_are_followed_but_not_in_circles(put: Put, tmp_path: Path) -> None
     assert names(listed(tmp_path / "in"), tmp_path) == ["in/a.txt", "in/folder/b.txt"]
 
 
+def test_folders_that_link_to_each_other_are_listed_once(put: Put, tmp_path: Path) -> None:
+    folders = [tmp_path / f"in/{number}" for number in range(8)]
+    for folder in folders:
+        put(f"in/{folder.name}/a.txt")
+    for folder in folders:
+        for other in folders:
+            if other != folder:
+                (folder / f"to-{other.name}").symlink_to(other)
+    assert len(listed(tmp_path / "in").units) == 8
+
+
+def test_a_link_to_itself_is_a_failure_and_the_rest_is_read(put: Put, tmp_path: Path) -> None:
+    put("in/a.txt", b"text")
+    (tmp_path / "in/loop.txt").symlink_to("loop.txt")
+    documents, failures = read(tmp_path / "in")
+    assert len(documents) == 1
+    assert [Path(one.uri).name for one in failures] == ["loop.txt"]
+
+
 def test_a_link_that_leads_nowhere_and_a_pipe_are_failures(put: Put, tmp_path: Path) -> None:
     put("a.txt")
     (tmp_path / "b.txt").symlink_to("nowhere")

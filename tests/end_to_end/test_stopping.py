@@ -82,6 +82,7 @@ def kill_and_resume(
         process.communicate()
     run(*arguments)
     report = reports(output, DATE)[-1]
+    print("windows inferred by each run:", [r["windows_inferred"] for r in report["runs"]])
     return sum(r["windows_inferred"] for r in report["runs"]) / report["windows"]
 
 

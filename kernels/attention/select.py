@@ -13,13 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from kernels.attention.contract import Attention, Case
+from kernels.attention.pallas_tpu import PallasTpu
 from kernels.attention.reference import Reference
 from kernels.attention.xla import Xla
 
 AUTO = "auto"
 
 # Every implementation, in the order in which `auto` tries them.
-IMPLEMENTATIONS: tuple[Attention, ...] = (Xla(), Reference())
+IMPLEMENTATIONS: tuple[Attention, ...] = (PallasTpu(), Xla(), Reference())
 
 # How far the canary may be from the reference. Its values are standard normal, so a wrong mask shows as
 # differences of 0.1 and more.

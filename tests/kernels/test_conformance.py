@@ -1,11 +1,12 @@
 """What every attention implementation must do, whatever it is made of (kernels/attention/contract.py).
 
-A new implementation is one entry in IMPLEMENTATIONS. Expected results come from `expected`, NumPy loops over
+A new implementation is one entry in IMPLEMENTATIONS. conftest.py leaves some of the slow ones to the full run. Expected results come from `expected`, NumPy loops over
 texts in float64, which share nothing with any of them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,12 +19,33 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.experimental.pallas import tpu as pltpu
 
-from kernels.attention.contract import Attention
+from kernels.attention.contract import Attention, Case
+from kernels.attention.pallas_tpu import PallasTpu
 from kernels.attention.reference import Reference
+from kernels.attention.tiles import Tiles
 from kernels.attention.xla import Xla
 
-IMPLEMENTATIONS: tuple[Attention, ...] = (Reference(), Xla())
+
+def small_tiles(case: Case, kind: str | None) -> Tiles:
+    """So that rows of 129 have edges inside, and programs for the CPU stay small. H = 64 has the other kind of sums."""
+    chunk = case.T if case.T <= 512 else 1024
+    queries = 256 if case.T > 512 else 128
+    return Tiles(queries=queries, keys=128, groups=1, chunk=chunk, sums_on_mxu=case.H != 64)
+
+
+# Memory that was not written is NaN, reading beyond an edge and races are errors.
+LIKE_TPU = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
+PALLAS_TPU = PallasTpu(choose_tiles=small_tiles, interpret=LIKE_TPU)
+
+IMPLEMENTATIONS: dict[str, Attention] = {
+    "reference": Reference(),
+    "xla": Xla(),
+    "pallas_tpu": PALLAS_TPU,
+    # The same on the CPU's own terms.
+    "pallas_tpu-plain": PallasTpu(choose_tiles=small_tiles, interpret=True),
+}
 
 # Largest difference for values that are standard normal. All sums are accumulated in float32.
 TOLERANCE = {
@@ -42,9 +64,9 @@ TOLERANCE = {
 }
 
 
-@pytest.fixture(scope="session", params=IMPLEMENTATIONS, ids=lambda it: it.name)
+@pytest.fixture(scope="session", params=IMPLEMENTATIONS)
 def implementation(request: pytest.FixtureRequest) -> Attention:
-    return request.param
+    return IMPLEMENTATIONS[request.param]
 
 
 @pytest.fixture(scope="session", params=["float32", "bfloat16"])
@@ -54,6 +76,8 @@ def dtype(request: pytest.FixtureRequest) -> str:
 
 @functools.cache
 def compiled(implementation: Attention) -> Callable[..., Any]:
+    if isinstance(implementation, PallasTpu):
+        return implementation  # has a program for each shape after padding, which is fewer
     return jax.jit(implementation, static_argnames=("num_heads", "window"))
 
 
@@ -366,7 +390,7 @@ def test_a_wrong_call_says_what_was_expected_and_what_came(
 
 
 def test_implementations_compare_and_hash_by_what_they_are(implementation: Attention) -> None:
-    again = type(implementation)()
+    again = dataclasses.replace(implementation)  # type: ignore[type-var]
     assert (again, hash(again)) == (implementation, hash(implementation))
     with pytest.raises(AttributeError):
         implementation.name = "other"  # type: ignore[misc]

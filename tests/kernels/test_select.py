@@ -153,7 +153,9 @@ def test_a_name_is_taken_whatever_would_be_preferred_to_it() -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(SelectionError, match="'flash' is unknown; expected one of auto, xla, ref"):
+    with pytest.raises(
+        SelectionError, match="'flash' is unknown; expected one of auto, pallas_tpu, xla, "
+    ):
         select("flash", CASES, CPU)
 
 
@@ -195,7 +197,7 @@ def test_the_canary_notices_a_window_that_is_ignored() -> None:
 
 
 @pytest.mark.parametrize("T", [1, 2, 3])
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=lambda it: it.name)
+@pytest.mark.parametrize("implementation", [Xla(), REFERENCE], ids=lambda it: it.name)
 def test_rows_too_short_for_two_texts_have_a_canary_too(
     implementation: Reference | Xla, T: int
 ) -> None:
@@ -210,4 +212,8 @@ def test_no_cases_is_an_error() -> None:
 def test_a_model_on_cpu_runs_on_xla() -> None:
     cases = [Case(B=4, T=256, N=12, H=32, dtype=dtype) for dtype in ("float32", "bfloat16")]
     chosen = select("auto", cases, CPU)
-    assert (chosen.implementation, chosen.reasons) == (Xla(), {})
+    assert chosen.implementation == Xla()
+    assert chosen.reasons == {
+        "pallas_tpu": "refuses float32 B=4 T=256 N=12 H=32: needs a TPU",
+    }
+    assert [it.name for it in IMPLEMENTATIONS] == ["pallas_tpu", "xla", "reference"]

@@ -1,0 +1,102 @@
+"""Sizes of the flash kernel's tiles: those found best by measuring, and legal ones for everything else.
+
+How they were found: `python tests/benchmarks/kernel_cycles.py`, JAX 0.12.0.1 with libtpu 0.0.50.1, B = 32, T = 1024, N = 12,
+bfloat16, cycles for a head's 1024×1024 scores with a mask. No TPU was there: these are the compiler's cycles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+
+from kernels.attention.contract import Case
+
+LANES = 128
+MIB = 2**20
+
+# Memory that a core computes from, by `device_kind`: what the compiler may give to one kernel.
+VMEM = {
+    "TPU v4": 16 * MIB,
+    "TPU v5 lite": 128 * MIB,  # v5e
+    "TPU v5": 64 * MIB,  # v5p
+    "TPU v6 lite": 128 * MIB,  # v6e
+    "TPU7x": 64 * MIB,
+}
+# A chip that is not in the list has at least as much as the smallest one.
+LEAST_VMEM = min(VMEM.values())
+# Their matrix units are 128 wide, and are what the kernel waits for: rows of ones would add to that.
+NARROW_MXU = ("TPU v5 lite", "TPU v5")
+# Heads of a grid step: more are more code, which has to be fetched too.
+MOST_HEADS = 12
+# What the compiler itself needs: spilled registers, semaphores.
+RESERVE = 1 * MIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiles:
+    """
+    Attributes:
+      queries, keys: positions of a tile; multiples of 128 that divide T.
+      groups: lane groups of a grid step. More give the compiler more to do at once.
+      chunk: queries of a grid step, a multiple of `queries` that divides T: less than T where a row takes too much memory.
+      sums_on_mxu: whether rows of ones under the values have the matrix unit add up the weights, or the vector
+        units do.
+    """
+
+    queries: int
+    keys: int
+    groups: int
+    chunk: int
+    sums_on_mxu: bool
+
+    def vmem_bytes(self, case: Case) -> int:
+        """What the kernel needs, for a case that fills registers."""
+        size = 4 if case.dtype == "float32" else 2
+        width = self.groups * max(LANES, case.H)
+        heads, rows = width // case.H, case.H + 16
+        # The blocks of q and out, k and v, and the intervals (8 rows at least): the next step's are fetched while
+        # this one computes.
+        blocks = 2 * (width * size * 2 * (self.chunk + case.T) + 8 * case.T * 4)
+        scratch = heads * (rows * case.T * size + (rows + 16) * self.queries * 4)
+        scratch += -(-heads // 8) * 8 * self.chunk * 4 + self.keys * self.queries * size
+        # What is under way at once: scores and weights of a few heads.
+        return blocks + scratch + 8 * self.keys * self.queries * 4 + RESERVE
+
+
+def choose(case: Case, kind: str | None) -> Tiles:
+    """The tiles for a case that fills registers, on a chip of this `device_kind` (None: not known).
+
+    Where not even the smallest fit the chip, it is those.
+    """
+    # 256 skips as finely as short texts need (eight of 128 in a row of 1,024 cost a quarter of it).
+    edge = next(edge for edge in (256, 384, 128) if case.T % edge == 0)
+    lane_groups = case.N * case.H // max(LANES, case.H)
+    heads = max(LANES // case.H, 1)
+    chunks = [case.T, *(n for n in (1024, edge) if n % edge == 0 and case.T % n == 0)]
+    candidates = [
+        Tiles(
+            queries=edge,
+            keys=edge,
+            groups=groups,
+            chunk=chunk,
+            sums_on_mxu=kind not in NARROW_MXU,
+        )
+        for chunk in chunks
+        for groups in range(lane_groups, 0, -1)
+        if lane_groups % groups == 0 and (groups == 1 or groups * heads <= MOST_HEADS)
+    ]
+    room = vmem_bytes(kind)
+    return next((it for it in candidates if it.vmem_bytes(case) <= room), candidates[-1])
+
+
+def vmem_bytes(kind: str | None) -> int:
+    """What the chip has."""
+    return VMEM.get(kind or "", LEAST_VMEM)
+
+
+def kind_of_this_program() -> str | None:
+    """The `device_kind` of the chip that the program being traced is for; None where it is no TPU."""
+    # Inside shard_map, or when compiling for a chip that is not there, the mesh tells.
+    device = jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
+    return device.device_kind if device.platform == "tpu" else None

@@ -76,12 +76,18 @@ def _end(launched: Run, error: Exception | None, stopped_by: int | None) -> int:
         _say(f"lengthwise: {report['reason']}")
         if error is not None and not _is_explained(error):
             _say("".join(traceback.format_exception(error)))
-        _say(f"Report: {path.with_suffix('.html')}")
+        _say(f"Report: {_short(path.with_suffix('.html'))}")
     if stopped_by is None:
         return 1
     same = "the same command" + ("" if job.output.date else f" with --date {launched.date}")
     _say(f"Stopped by {signal.Signals(stopped_by).name}; nothing published. Run {same} to go on.")
     return 128 + stopped_by
+
+
+def _short(path: str | Path) -> str:
+    """The path from the working folder, where it lies below."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith(os.pardir) else relative
 
 
 def _say(text: str) -> None:
@@ -113,9 +119,9 @@ def _summary(report: dict[str, Any], path: Path) -> str:
     documents = report["documents"]
     failed = f", {documents['failed']:,} failed" if documents["failed"] else ""
     return (
-        f"Published {documents['written']:,} documents{failed} to {report['partition']} "
+        f"Published {documents['written']:,} documents{failed} to {_short(report['partition'])} "
         f"in {report['seconds']['total']:.1f} s ({report['documents_per_second']:.1f} documents/s)\n"
-        f"Report: {path.with_suffix('.html')}"
+        f"Report: {_short(path.with_suffix('.html'))}"
     )
 
 

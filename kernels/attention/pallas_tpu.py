@@ -14,8 +14,8 @@ it divides one by the other at the end (https://arxiv.org/abs/2205.14135). What 
 - **A mask is an interval.** Texts are contiguous, so what a query attends is `start <= key < end`, the window
   included. The live key tiles of a query tile are a range, and so are those among them that need no mask.
 - **Weights are `exp2(score)`, with no maximum subtracted,** which spares a pass over the scores and the wait for it. That
-  is exact as long as the sums of the weights stay within RANGE, and the kernel looks: where one did not, or something
-  is not finite, it does the rows again carefully (`careful_tile`). Real models never get there (tiles.py has the figures).
+  is exact while the sums of weights stay within RANGE, and the kernel looks: where one did not, or something is not
+  finite, it does that head of that tile again (`careful_head`). Real models hardly get there (tiles.py has the figures).
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from kernels.attention.contract import Case, Context, FusedProjection, SegmentId
 from kernels.attention.intervals import INT32_MIN, plan
 from kernels.attention.tiles import LANES, Tiles
 
-# Sums of weights that prove that exp2 lost nothing: the largest weight is at least 2**-60 / T, so what was flushed to
-# 0 (below 2**-126) could not have counted, and with room for values up to 2**60 nothing overflowed.
-RANGE = (2.0**-60, 2.0**60)
+# Sums of weights that prove that exp2 lost nothing: the largest weight is at least 2**-60 / T, so what was flushed to 0
+# (below 2**-126) could not have counted; and none is infinite. A weighted value that overflows shows by itself.
+RANGE = (2.0**-60, 2.0**126)
 # What stands for "below every score", finite so that a difference of two is no NaN.
 LOWEST = -1e30
 # How far apart the kinds of work on key tiles are: see `attend`.
-AHEAD, BEHIND = 4, 2
+AHEAD, BEHIND = 6, 2
 
 
 @dataclass(frozen=True)
@@ -136,11 +136,9 @@ def _flash(
         pltpu.VMEM((heads, rows, T), dtype),  # values, and so on in the order of _Kernel
         pltpu.VMEM((heads, rows, queries), jnp.float32),
         pltpu.VMEM((heads, 8, queries), jnp.float32),
-        pltpu.VMEM((heads, chunk), jnp.float32),
-        pltpu.VMEM((heads, 1, queries), jnp.float32),
-        pltpu.VMEM((heads, 1, queries), jnp.float32),
+        *[pltpu.VMEM((heads, 1, chunk), jnp.float32)] * 2,
+        *[pltpu.VMEM((1, queries), jnp.float32)] * 3,
         pltpu.VMEM((2, tiles.keys * size // 4, queries), jnp.int32),
-        pltpu.VMEM((1, queries), jnp.float32),
     ]
     context: jax.Array = pl.pallas_call(
         lambda *refs: _Kernel(H, heads, scale, tiles, pl.program_id(2) * chunk, *refs).run(),
@@ -192,13 +190,13 @@ class _Kernel:
     )
     context: Any  # [heads, H (+ 16), queries]: weighted values so far, and below them the sums of weights
     sums: Any  # [heads, 8, queries]: without sums_on_mxu, the weights so far, to be added up over the 8
-    first_sums: Any  # [heads, chunk]: sums of weights in the first attempt
-    highest: Any  # [heads, 1, queries]: what the careful way subtracts from scores
-    spoilt: (
-        Any  # [heads, 1, queries]: NaN for queries that attend a value that is not finite, else 0
-    )
-    allowed: Any  # [2, keys, queries] in bits, for two key tiles: ones where a query attends a key; a word has 2 keys in bfloat16
-    alarm: Any  # [1, queries]: 1 where the first attempt went wrong
+    first_sums: Any  # [heads, 1, chunk]: the sums of weights
+    wrong: Any  # [heads, 1, chunk]: 1 where a sum is out of RANGE, or something is not finite
+    any_wrong: Any  # [1, queries]: the same, over all heads and query tiles
+    highest: Any  # [1, queries]: what the careful way subtracts from scores
+    spoilt: Any  # [1, queries]: NaN for queries that attend a value that is not finite, else 0
+    allowed: Any  # [2, keys, queries] in bits, for two key tiles: ones where a query attends a key; a word has
+    #   2 keys in bfloat16
 
     def run(self) -> None:
         tiles_of_chunk = self.tiles.chunk // self.tiles.queries
@@ -211,11 +209,11 @@ class _Kernel:
             self.transpose_values()
         else:  # they stay for the row's other chunks
             pl.when(self.chunk_start == 0)(self.transpose_values)
-        for ref in (self.alarm, self.context, self.sums):
+        for ref in (self.context, self.sums, self.any_wrong):
             ref[...] = jnp.zeros_like(ref)
         every_tile(self.tile)
 
-        @pl.when(jnp.max(self.alarm[...]) > 0)
+        @pl.when(jnp.max(self.any_wrong[...]) > 0)
         def _() -> None:
             self.transpose_values(finite_only=True)
             every_tile(self.careful_tile)
@@ -295,7 +293,7 @@ class _Kernel:
         lax.fori_loop(0, steps, step, None)
         if at_once > 1:
             pl.when(low + steps * at_once < high)(lambda: self.attend(i, [high - 1], masked=True))
-        self.finish(i, first_attempt=True)
+        self.finish(i)
 
     def attend(self, i: Any, js: Sequence[Any], *, masked: bool) -> None:
         """Adds key tiles to the sums of query tile i, for all heads of the step.
@@ -341,71 +339,82 @@ class _Kernel:
             self.sums[head] += p.astype(jnp.float32).reshape(-1, 8, self.tiles.queries).sum(0)
         self.context[head] += _product(self.values[head, :, self.at_keys(j)], p, over=(1, 0))
 
-    def finish(self, i: Any, *, first_attempt: bool) -> None:
-        """Divides by the sums of weights, writes the context, clears both; raises the alarm where it is not right."""
-        H, text = self.H, self.interval_of(i)[1] != INT32_MIN
+    def take_context(self, head: Any) -> tuple[jax.Array, jax.Array]:
+        """The context [H, queries], the sums of weights [1, queries]; and clears both for the next tile."""
+        if self.tiles.sums_on_mxu:
+            sums = self.context[head, self.H : self.H + 1]
+        else:
+            sums = jnp.sum(self.sums[head], axis=0, keepdims=True)
+            self.sums[head] = jnp.zeros_like(self.sums[head])
+        # Padding has sums of 0, and a context of 0.
+        context = self.context[head, : self.H] * jnp.where(sums == 0, 0, 1 / sums)
+        self.context[head] = jnp.zeros_like(self.context[head])
+        return context, sums
+
+    def finish(self, i: Any) -> None:
+        """Writes the context of query tile i, and notes where it is not right."""
+        text = self.interval_of(i)[1] != INT32_MIN
         for group in range(0, self.heads, self.in_group):
             parts = []
             for head in range(group, group + self.in_group):
-                if self.tiles.sums_on_mxu:
-                    sums = self.context[head, H : H + 1]
-                else:
-                    sums = jnp.sum(self.sums[head], axis=0, keepdims=True)
-                # Padding has sums of 0, and a context of 0.
-                parts.append(self.context[head, :H] * jnp.where(sums == 0, 0, 1 / sums))
-                # For the next tile. Here the stores cost nothing, as other units are what is waited for.
-                self.context[head] = jnp.zeros_like(self.context[head])
-                if not self.tiles.sums_on_mxu:
-                    self.sums[head] = jnp.zeros_like(self.sums[head])
-                if first_attempt:
-                    self.first_sums[head : head + 1, self.at_queries(i)] = sums
-                    # NaN where anything is not finite, and that is in no range.
-                    probe = sums + 0 * jnp.sum(parts[-1], axis=0, keepdims=True)
-                    good = (probe > RANGE[0]) & (probe < RANGE[1])
-                    self.alarm[...] = jnp.where(good | ~text, self.alarm[...], 1)
+                context, sums = self.take_context(head)
+                parts.append(context)
+                # NaN where anything is not finite, and that is in no range.
+                probe = sums + 0 * jnp.sum(context, axis=0, keepdims=True)
+                good = (probe > RANGE[0]) & (probe < RANGE[1])
+                wrong = jnp.where(good | ~text, 0.0, 1.0)
+                self.first_sums[head, :, self.at_queries(i)] = sums
+                self.wrong[head, :, self.at_queries(i)] = wrong
+                self.any_wrong[...] = jnp.maximum(self.any_wrong[...], wrong)
             rows = jnp.concatenate(parts, axis=0).astype(self.q.dtype).T
             self.out[0, self.at_queries(i), self.lanes(group)] = rows
 
+    # ---- the careful way ----
+
     def careful_tile(self, i: Any, r: Any) -> None:
-        """The same with the highest score of each query subtracted, which has to be found first.
+        """Does those heads of query tile i again in which something is wrong. One at a time: slow, but little code."""
 
-        Heads are in a loop, not written out as in `attend`: slow, but little code.
-        """
+        def check(head: Any, _: None) -> None:
+            wrong = jnp.max(self.wrong[head, :, self.at_queries(i)]) > 0
+            pl.when(wrong)(lambda: self.careful_head(head, i, r))
 
-        def every(step: Callable[[Any, Any], None]) -> None:
-            def heads(j: Any, _: None) -> None:
-                lax.fori_loop(0, self.heads, lambda head, _: step(head, j), None)
+        lax.fori_loop(0, self.heads, check, None)
 
-            lax.fori_loop(self.ranges[r], self.ranges[r + 1], heads, None)
+    def careful_head(self, head: Any, i: Any, r: Any) -> None:
+        """Subtracts the highest score of each query, which has to be found first."""
+        low, high = self.ranges[r], self.ranges[r + 1]
 
-        def find_highest(head: Any, j: Any) -> None:
+        def find_highest(j: Any, _: None) -> None:
             row0, row1 = self.interval_of(i)
             key = lax.broadcasted_iota(jnp.int32, (self.tiles.keys, 1), 0) + j * self.tiles.keys
             allowed = key + row0 < row1
             scores = jnp.where(allowed, self.scale * self.scores(head, i, j), LOWEST)
             highest = jnp.max(scores, axis=0, keepdims=True)
-            self.highest[head] = jnp.maximum(self.highest[head], highest)
+            self.highest[...] = jnp.maximum(self.highest[...], highest)
             v = self.v[0, self.at_keys(j), self.lanes(head)].astype(jnp.float32)
             spoilt = jnp.sum(jnp.where(self.is_of(head), 0 * v, 0), axis=1, keepdims=True)
-            self.spoilt[head] += jnp.sum(jnp.where(allowed, spoilt, 0), axis=0, keepdims=True)
+            self.spoilt[...] += jnp.sum(jnp.where(allowed, spoilt, 0), axis=0, keepdims=True)
 
-        def attend(head: Any, j: Any) -> None:
+        def attend(j: Any, _: None) -> None:
             self.mark_allowed(0, i, j)
-            scores, highest = self.scale * self.scores(head, i, j), self.highest[head]
+            scores, highest = self.scale * self.scores(head, i, j), self.highest[...]
             # The first form is that of the first attempt, so that compilers round it alike.
             p = jnp.where(highest == 0, jnp.exp2(scores), jnp.exp2(scores - highest))
             self.add(head, j, _and(p.astype(self.q.dtype), self.allowed[0]))
 
         self.highest[...] = jnp.full_like(self.highest, LOWEST)
         self.spoilt[...] = jnp.zeros_like(self.spoilt)
-        every(find_highest)
-        for head in range(self.heads):
-            # Where the first attempt was good its result stays, to the bit: no text depends on its neighbours.
-            sums = self.first_sums[head : head + 1, self.at_queries(i)]
-            good = (sums > RANGE[0]) & (sums < RANGE[1])
-            self.highest[head] = jnp.where(good, 0, self.highest[head]) + self.spoilt[head]
-        every(attend)
-        self.finish(i, first_attempt=False)
+        lax.fori_loop(low, high, find_highest, None)
+        # Where the first attempt was good its result stays, to the bit: no text depends on its neighbours.
+        sums = self.first_sums[head, :, self.at_queries(i)]
+        good = (sums > RANGE[0]) & (sums < RANGE[1])
+        self.highest[...] = jnp.where(good, 0, self.highest[...]) + self.spoilt[...]
+        lax.fori_loop(low, high, attend, None)
+        context, _ = self.take_context(head)
+        at = 0, self.at_queries(i), self.lanes(head)
+        rows = jnp.concatenate([context] * self.in_group, axis=0).T
+        rows = jnp.where(self.is_of(head), rows, self.out[at].astype(jnp.float32))
+        self.out[at] = rows.astype(self.q.dtype)
 
 
 def _product(x: jax.Array, y: jax.Array, over: tuple[int, int]) -> jax.Array:

@@ -59,9 +59,10 @@ class Tiles:
         # this one computes.
         blocks = 2 * (width * size * 2 * (self.chunk + case.T) + 8 * case.T * 4)
         scratch = heads * (rows * case.T * size + (rows + 16) * self.queries * 4)
-        scratch += -(-heads // 8) * 8 * self.chunk * 4 + self.keys * self.queries * size
+        # A row of its own takes 8.
+        scratch += 2 * heads * 8 * self.chunk * 4 + 2 * self.keys * self.queries * size
         # What is under way at once: scores and weights of a few heads.
-        return blocks + scratch + 8 * self.keys * self.queries * 4 + RESERVE
+        return blocks + scratch + 12 * self.keys * self.queries * 4 + RESERVE
 
 
 def choose(case: Case, kind: str | None) -> Tiles:

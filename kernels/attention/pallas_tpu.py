@@ -61,12 +61,7 @@ class PallasTpu:
     def refusal(self, case: Case, device: jax.Device) -> str | None:
         if not self.interpret and device.platform != "tpu":
             return "needs a TPU"
-        padded = _padded(case)
-        need = self.choose_tiles(padded, device.device_kind).vmem_bytes(padded)
-        room = tiles.vmem_bytes(device.device_kind)
-        if need > room and not self.interpret:
-            return f"rows of {case.T} take {need >> 20} MiB of VMEM, and there are {room >> 20}"
-        return None
+        return tiles.refusal(case, self.choose_tiles, device.device_kind)
 
     def __call__(
         self,
@@ -77,7 +72,7 @@ class PallasTpu:
         window: int | None = None,
     ) -> Context:
         case = check_call(qkv, segment_ids, num_heads=num_heads, window=window)
-        padded = _padded(case)
+        padded = tiles.fill_registers(case)
         if (padded.T, padded.N, padded.H) != (case.T, case.N, case.H):
             # For shapes that do not fill registers. A copy, but models of today do not come here.
             parts = qkv.reshape(case.B, case.T, 3, case.N, case.H)
@@ -96,26 +91,12 @@ class PallasTpu:
         return context
 
 
-def _padded(case: Case) -> Case:
-    """The case with H and N that fill lane groups, and T a multiple of 128."""
-    H = next((H for H in (32, 64) if case.H <= H), pl.cdiv(case.H, LANES) * LANES)
-    heads = max(LANES // H, 1)
-    N, T = pl.cdiv(case.N, heads) * heads, pl.cdiv(case.T, LANES) * LANES
-    return Case(B=case.B, T=T, N=N, H=H, dtype=case.dtype)
-
-
 # A function of its own, so that an encoder's layers share one: it is traced and lowered once.
 @functools.partial(jax.jit, static_argnames=("case", "tiles", "scale", "interpret"))
 def _flash(
-    ranges: jax.Array,
-    interval: jax.Array,
-    qkv: jax.Array,
-    *,
-    case: Case,
-    tiles: Tiles,
-    scale: float,
-    interpret: Any,
-) -> jax.Array:
+    ranges: jax.Array, interval: jax.Array, qkv: jax.Array,
+    *, case: Case, tiles: Tiles, scale: float, interpret: Any,
+) -> jax.Array:  # fmt: skip
     """The call of the kernel, for a case that fills registers. The window is in what `plan` gave."""
     B, T, D, H = case.B, case.T, case.N * case.H, case.H
     width = tiles.groups * max(LANES, H)  # lanes of a grid step
@@ -185,18 +166,15 @@ class _Kernel:
     k: Any  # [1, T, width]
     v: Any  # [1, T, width]
     out: Any  # [1, chunk, width]
-    values: (
-        Any  # [heads, H (+ 16), T]: Vᵀ, 0 at padding. With sums_on_mxu there are rows of ones below
-    )
+    values: Any  # [heads, H (+ 16), T]: Vᵀ, 0 at padding; with sums_on_mxu, rows of ones below
     context: Any  # [heads, H (+ 16), queries]: weighted values so far, and below them the sums of weights
     sums: Any  # [heads, 8, queries]: without sums_on_mxu, the weights so far, to be added up over the 8
-    first_sums: Any  # [heads, 1, chunk]: the sums of weights
+    first_sums: Any  # [heads, 1, chunk]: the sums of weights of the first attempt
     wrong: Any  # [heads, 1, chunk]: 1 where a sum is out of RANGE, or something is not finite
     any_wrong: Any  # [1, queries]: the same, over all heads and query tiles
     highest: Any  # [1, queries]: what the careful way subtracts from scores
     spoilt: Any  # [1, queries]: NaN for queries that attend a value that is not finite, else 0
-    allowed: Any  # [2, keys, queries] in bits, for two key tiles: ones where a query attends a key; a word has
-    #   2 keys in bfloat16
+    allowed: Any  # [2, keys, queries] in bits, for two key tiles: ones where a query attends a key
 
     def run(self) -> None:
         tiles_of_chunk = self.tiles.chunk // self.tiles.queries
@@ -219,8 +197,6 @@ class _Kernel:
             every_tile(self.careful_tile)
             self.transpose_values()  # the next chunk, too, has to notice what is not finite
 
-    # ---- reading ----
-
     def lanes(self, head: Any) -> Any:
         """The lane group of a head, whose number may be known only when the kernel runs."""
         width = max(LANES, self.H)
@@ -237,9 +213,8 @@ class _Kernel:
         return (lane >= low) & (lane < low + self.H)
 
     def at_queries(self, i: Any, start: Any = 0) -> Any:
-        return pl.ds(
-            pl.multiple_of(start + i * self.tiles.queries, self.tiles.queries), self.tiles.queries
-        )
+        size = self.tiles.queries
+        return pl.ds(pl.multiple_of(start + i * size, size), size)
 
     def at_keys(self, j: Any) -> Any:
         return pl.ds(pl.multiple_of(j * self.tiles.keys, self.tiles.keys), self.tiles.keys)
@@ -276,8 +251,6 @@ class _Kernel:
             q = _and(q, jnp.where(self.is_of(head), -1, 0))
         return _product(self.k[0, self.at_keys(j), self.lanes(head)], q, over=(1, 1))
 
-    # ---- a tile of queries ----
-
     def tile(self, i: Any, r: Any) -> None:
         """Attends and writes query tile i, whose entry of `ranges` starts at r."""
         low, high, full_low, full_high = (self.ranges[r + n] for n in range(4))
@@ -306,8 +279,7 @@ class _Kernel:
             for m, j in enumerate(js):
                 self.mark_allowed(m, i, j)
         items = [(m, j, head) for m, j in enumerate(js) for head in range(self.heads)]
-        scores: dict[int, jax.Array] = {}
-        weights: dict[int, jax.Array] = {}
+        scores, weights = dict[int, jax.Array](), dict[int, jax.Array]()
         for n in range(len(items) + AHEAD + BEHIND):
             if n < len(items):
                 _, j, head = items[n]
@@ -368,8 +340,6 @@ class _Kernel:
                 self.any_wrong[...] = jnp.maximum(self.any_wrong[...], wrong)
             rows = jnp.concatenate(parts, axis=0).astype(self.q.dtype).T
             self.out[0, self.at_queries(i), self.lanes(group)] = rows
-
-    # ---- the careful way ----
 
     def careful_tile(self, i: Any, r: Any) -> None:
         """Does those heads of query tile i again in which something is wrong. One at a time: slow, but little code."""

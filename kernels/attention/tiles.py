@@ -6,6 +6,7 @@ bfloat16, cycles for a head's 1024×1024 scores with a mask. No TPU was there: t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -63,6 +64,23 @@ class Tiles:
         scratch += 2 * heads * 8 * self.chunk * 4 + 2 * self.keys * self.queries * size
         # What is under way at once: scores and weights of a few heads.
         return blocks + scratch + 12 * self.keys * self.queries * 4 + RESERVE
+
+
+def fill_registers(case: Case) -> Case:
+    """The case with a whole number of lane groups (H 32, 64 or a multiple of 128), and T a multiple of 128."""
+    H = next((H for H in (32, 64) if case.H <= H), -(-case.H // LANES) * LANES)
+    heads = max(LANES // H, 1)
+    N, T = -(-case.N // heads) * heads, -(-case.T // LANES) * LANES
+    return Case(B=case.B, T=T, N=N, H=H, dtype=case.dtype)
+
+
+def refusal(case: Case, choose: Callable[[Case, str | None], Tiles], kind: str) -> str | None:
+    """What to say of a case whose tiles do not fit the chip, or None."""
+    padded = fill_registers(case)
+    need, room = choose(padded, kind).vmem_bytes(padded), vmem_bytes(kind)
+    if need <= room:
+        return None
+    return f"rows of {case.T} take {need // MIB} MiB of VMEM, and there are {room // MIB}"
 
 
 def choose(case: Case, kind: str | None) -> Tiles:

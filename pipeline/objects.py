@@ -100,7 +100,7 @@ def _local_below(
 ) -> Iterator[tuple[str, StoredObject]]:
     found = os.stat(folder)
     here = (found.st_dev, found.st_ino)
-    if here in seen:  # each folder is listed once, by whichever name comes first: links may multiply without end
+    if here in seen:  # under another name; links may multiply names without end
         return
     seen.add(here)
     with os.scandir(folder) as entries:

@@ -6,11 +6,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from jaxtyping import install_import_hook
 
 # Import mode importlib keeps this folder off sys.path; subprocess scripts and fixtures share the module.
 sys.path.insert(0, str(Path(__file__).parent))
 
 from tiny_checkpoint import minilm_folder, write_tiny_checkpoint
+
+# Shapes and types in the network's signatures are checked in every test that runs it, whichever imports it first.
+install_import_hook(("model.encoder", "model.heads"), "beartype.beartype")
 
 
 @pytest.fixture(scope="session")

@@ -7,11 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from jaxtyping import install_import_hook
 
-# Shapes and types in the network's signatures are checked in every test that runs it.
-with install_import_hook(("model.encoder", "model.heads"), "beartype.beartype"):
-    from model.predictor import Predictor
+from model.predictor import Predictor
 
 Load = Callable[..., Predictor]
 

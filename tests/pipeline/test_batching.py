@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import apache_beam as beam
 import numpy as np
 import pytest
-from apache_beam.testing.test_pipeline import TestPipeline
 from apache_beam.testing.util import assert_that
 from apache_beam.transforms.window import GlobalWindow
 from hypothesis import given
@@ -386,7 +385,7 @@ def test_the_beam_step_flushes_at_the_end_of_a_bundle_and_needs_no_device():
             assert isinstance(window, GlobalWindow)
             yield load
 
-    with TestPipeline(runner="FnApiRunner") as pipeline:
+    with beam.Pipeline(runner="FnApiRunner") as pipeline:
         chunks = pipeline | beam.Create([chunk(*documents[:20]), chunk(*documents[20:], unit="u")])
         found = chunks | beam.ParDo(BatchByLength(run)) | beam.ParDo(InGlobalWindow())
         assert_that(found, check)

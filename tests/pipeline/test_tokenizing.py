@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import apache_beam as beam
 import numpy as np
 import pytest
-from apache_beam.testing.test_pipeline import TestPipeline
 from apache_beam.testing.util import assert_that
 from hypothesis import given
 from hypothesis import strategies as st
@@ -180,6 +179,6 @@ def test_the_beam_step_uses_the_checkpoints_tokenizer_and_the_runs_windows(minil
         assert found.token_ids.tolist() == [7592, 2088, 7592]  # hello world hello
         assert found.windows.tolist() == [[0, 2], [1, 3]] and found.truncated
 
-    with TestPipeline(runner="FnApiRunner") as pipeline:
+    with beam.Pipeline(runner="FnApiRunner") as pipeline:
         chunks = pipeline | beam.Create([Chunk(documents=(document("Hello world hello world"),))])
         assert_that(chunks | beam.ParDo(Tokenize(run)), check)

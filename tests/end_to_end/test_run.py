@@ -289,6 +289,32 @@ def test_a_failed_run_ends_by_saying_why_whatever_the_mode(mode, tiny_checkpoint
     assert mode == "multi_threading" or "Traceback" not in said
 
 
+def test_a_device_fault_fails_the_run_with_a_report_and_the_next_run_goes_on(
+    corpus, tiny_checkpoint, tmp_path, monkeypatch, capsys
+):
+    from model.predictor import Predictor
+
+    fetch, fetched = Predictor.fetch, []
+
+    def broken(self, handle):
+        fetched.append(1)
+        if len(fetched) > 5:
+            raise RuntimeError("INTERNAL: the chip has halted")
+        return fetch(self, handle)
+
+    a_job = job(corpus, tmp_path, tiny_checkpoint, date=DATE, max_tokens_per_batch=256)
+    monkeypatch.setattr(Predictor, "fetch", broken)
+    assert run_here(a_job) == 1
+    assert "the chip has halted" in capsys.readouterr().err
+    (report,) = reports(tmp_path, DATE)
+    assert report["status"] == "failed"
+    assert "the chip has halted" in report["reason"]
+    monkeypatch.undo()
+    assert run_here(a_job) == 0
+    assert documents(tmp_path, DATE).num_rows == 300
+    assert failures(tmp_path, DATE).num_rows == 0
+
+
 def test_a_kept_field_is_null_where_the_format_has_none(tiny_checkpoint, tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_text("plain text")

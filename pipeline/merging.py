@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline import storage
+from pipeline.progress import Control
 from pipeline.sidecars import Sidecar
 from pipeline.writing import RowGroupWriter, attention_metadata
 
@@ -55,31 +56,42 @@ def merge(
     stem: str,
     max_rows: int,
     max_bytes: int,
+    control: Control,
 ) -> Iterator[MergedFile]:
     """Builds the partition's files `STEM-00000.parquet`, … in `folder`, at least one even without rows.
 
-    `left_out` names rows, by the staged file's path, that do not come along. Staged files stay as they are, whatever happens: they are what an interrupted publication goes on from. Memory is
-    bounded by about two row groups.
+    `left_out` names rows, by the staged file's path, that do not come along. Staged files stay as they are, whatever
+    happens: they are what an interrupted publication goes on from. Memory is bounded by about two row groups.
+
+    Raises:
+      Stopped: the run was asked to stop.
     """
     groups = plan_merge(staged, max_rows=max_rows, max_bytes=max_bytes)
     for number, group in enumerate(groups or [[]]):
+        control.raise_if_stopping()
         path = storage.join(folder, f"{stem}-{number:05}.parquet")
         alone = len(group) == 1 and not left_out.get(group[0].file_path)
         if alone:
             storage.copy(group[0].file_path, path)
             yield MergedFile(path=path, rows=group[0].rows)
         else:
-            yield MergedFile(path=path, rows=_concatenate(group, left_out, schema, path))
+            rows = _concatenate(group, left_out, schema, path, control)
+            yield MergedFile(path=path, rows=rows)
 
 
 def _concatenate(
-    group: Sequence[Sidecar], left_out: Mapping[str, frozenset[int]], schema: pa.Schema, path: str
+    group: Sequence[Sidecar],
+    left_out: Mapping[str, frozenset[int]],
+    schema: pa.Schema,
+    path: str,
+    control: Control,
 ) -> int:
     rows = 0
     writer = RowGroupWriter(path, schema)
     try:
         for sidecar in group:
             for table in _batches(sidecar, left_out.get(sidecar.file_path, frozenset())):
+                control.raise_if_stopping()
                 writer.write(table.cast(schema))
                 rows += table.num_rows
         writer.close(attention_metadata(sidecar.figures.facts for sidecar in group))

@@ -31,6 +31,10 @@ SECONDS_OF_A_RATE = 30.0
 SECONDS_OF_ONE_SIGNAL = 1.0
 
 
+class Stopped(Exception):
+    """The run has been asked to stop."""
+
+
 class _Tally:
     """What this process has counted for one run, and the file that tells the others."""
 
@@ -76,6 +80,14 @@ class Control:
     def stopping(self) -> bool:
         """Whether the run has been asked to stop. Cheap (one `stat`): read it between device batches."""
         return self.folder is not None and os.path.exists(self._flag())
+
+    def raise_if_stopping(self) -> None:
+        """
+        Raises:
+          Stopped: the run has been asked to stop.
+        """
+        if self.stopping():
+            raise Stopped
 
     def stop(self, signal_number: int) -> None:
         """Asks every worker to stop, on behalf of this signal. The first signal is the one remembered.

@@ -22,7 +22,7 @@ from pipeline import reporting, sidecars, storage
 from pipeline.assembling import METADATA_PREFIX, SCHEMA_VERSION
 from pipeline.listing import read_listing
 from pipeline.merging import merge
-from pipeline.progress import Control
+from pipeline.progress import Control, Stopped
 from pipeline.reconciling import Reconciled, RunFailed, reconcile, tally
 from pipeline.records import Failure, Run, StagedFile
 from pipeline.sidecars import Sidecar
@@ -71,17 +71,20 @@ def publish(run: Run, files: Iterable[StagedFile]) -> None:
         return
     staged = _gather(run, files)
     counted = tally(read_listing(run.listing), staged, run.run_id)
-    if manifest is None and Control(run.control).stopping():
-        reporting.write(run, layout, counted, staged, status="stopped", reason="asked to stop")
-        return
+    control = Control(run.control)
     try:
+        if manifest is None:
+            control.raise_if_stopping()
         reconciled = reconcile(counted, staged)
         _check_failure_ratio(run, reconciled)
+        if manifest is None:
+            manifest = _commit(run, layout, staged, reconciled, control)
+    except Stopped:
+        reporting.write(run, layout, counted, staged, status="stopped", reason="asked to stop")
+        return
     except RunFailed as error:
         reporting.write(run, layout, counted, staged, status="failed", reason=str(error))
         raise
-    if manifest is None:
-        manifest = _commit(run, layout, staged, reconciled)
     reporting.write(
         run, layout, counted, staged, status="published", reconciled=reconciled, manifest=manifest
     )
@@ -129,16 +132,19 @@ def _check_failure_ratio(run: Run, reconciled: Reconciled) -> None:
 
 
 def _commit(
-    run: Run, layout: Layout, staged: Sequence[Sidecar], reconciled: Reconciled
+    run: Run, layout: Layout, staged: Sequence[Sidecar], reconciled: Reconciled, control: Control
 ) -> dict[str, Any]:
-    """Puts the new files in place and replaces the manifest, which it returns."""
+    """Builds the new files, puts them in place and replaces the manifest, which it returns.
+
+    Raises:
+      Stopped: the run was asked to stop while they were built. From then on it is too late.
+    """
     stem = f"part-{run.run_id}"
     output = run.job.output
     build = storage.join(layout.staged(run.fingerprint), BUILD)
     storage.delete_folder(build)  # what an interrupted publication has left
-    documents = [
-        _put(layout, merged.path, layout.documents, merged.rows)
-        for merged in merge(
+    merged = list(
+        merge(
             [sidecar for sidecar in staged if sidecar.file is not None],
             reconciled.left_out,
             run.schema,
@@ -146,8 +152,10 @@ def _commit(
             stem=stem,
             max_rows=output.max_rows_per_file,
             max_bytes=output.max_bytes_per_file,
+            control=control,
         )
-    ]
+    )
+    documents = [_put(layout, file.path, layout.documents, file.rows) for file in merged]
     failed = _failures_table(run, reconciled.failures)
     failures_path = storage.join(build, "failures", f"{stem}-00000.parquet")
     _write_table(failures_path, failed)

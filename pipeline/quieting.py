@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import re
@@ -55,8 +56,34 @@ def _filter_native_output() -> None:
     os.close(reading)
     os.dup2(writing, 2)
     os.close(writing)
-    encoding = sys.stderr.encoding
-    sys.stderr = open(terminal, "w", buffering=1, encoding=encoding, errors="backslashreplace")  # noqa: SIM115
+    sys.stderr = _StandardError(
+        open(terminal, "wb"),  # noqa: SIM115
+        encoding=sys.stderr.encoding,
+        errors="backslashreplace",
+        line_buffering=True,
+    )
+
+
+class _StandardError(io.TextIOWrapper):
+    """Goes to nowhere once it cannot be written (its reader has gone, the disk is full): that fails no run."""
+
+    def write(self, text: str, /) -> int:
+        try:
+            return super().write(text)
+        except OSError:
+            self._give_up()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self.fileno())
+        os.close(null)
 
 
 def _forward(reading: int, writing: int, terminal: int) -> NoReturn:

@@ -7,7 +7,7 @@ reader are the distinct documents found in the Parquet files themselves plus the
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -111,9 +111,6 @@ def reconcile(counted: Tally, sidecars: Iterable[Sidecar]) -> Reconciled:
     if faults:
         raise _refusal(faults)
     repeated = _repeated(ids, written)
-    failures = counted.failures + tuple(
-        _duplicate(*place, counted.units) for places in repeated.values() for place in places[1:]
-    )
     left_out: dict[str, set[int]] = defaultdict(set)
     for document_id, places in repeated.items():
         positions = [sidecar.positions[row] for sidecar, row in places]
@@ -121,7 +118,13 @@ def reconcile(counted: Tally, sidecars: Iterable[Sidecar]) -> Reconciled:
             faults.append(f"the document {document_id} was written twice")
         for sidecar, row in places[1:]:
             left_out[sidecar.file_path].add(row)
-    documents = len(pa.chunked_array(ids, pa.string()).unique())
+    failures = counted.failures + tuple(
+        failure
+        for sidecar in written
+        if sidecar.file_path in left_out
+        for failure in _duplicates(sidecar, sorted(left_out[sidecar.file_path]), counted.units)
+    )
+    documents = sum(map(len, ids)) - sum(map(len, left_out.values()))
     records = sum(counted.records.values())
     if records != documents + len(failures):
         faults.append(
@@ -199,18 +202,21 @@ def _repeated(
     return dict(places)
 
 
-def _duplicate(sidecar: Sidecar, row: int, units: Mapping[str, WorkUnit]) -> Failure:
-    unit_id = sidecar.unit_ids[sidecar.units[row]]
-    record = _read(sidecar, "record")["record"][row].as_py()
-    return Failure(
-        unit_id=unit_id,
-        position=int(sidecar.positions[row]),
-        uri=units[unit_id].uri,
-        record=record,
-        step="read",
-        reason=DUPLICATE_ID,
-        message=f"an earlier record of this object also has the id {record!r}",
-    )
+def _duplicates(
+    sidecar: Sidecar, rows: Sequence[int], units: Mapping[str, WorkUnit]
+) -> Iterator[Failure]:
+    records = _read(sidecar, "record")["record"].take(pa.array(rows)).to_pylist()
+    for row, record in zip(rows, records, strict=True):
+        unit_id = sidecar.unit_ids[sidecar.units[row]]
+        yield Failure(
+            unit_id=unit_id,
+            position=int(sidecar.positions[row]),
+            uri=units[unit_id].uri,
+            record=record,
+            step="read",
+            reason=DUPLICATE_ID,
+            message=f"an earlier record of this object also has the id {record!r}",
+        )
 
 
 def _some(names: Iterable[str]) -> str:

@@ -118,8 +118,10 @@ def _engine(runner: str, options: PipelineOptions, launched: Run) -> PipelineRun
 def _summary(report: dict[str, Any], path: Path) -> str:
     documents = report["documents"]
     failed = f", {documents['failed']:,} failed" if documents["failed"] else ""
+    before = sum(run["documents"] for run in report["runs"] if run["run_id"] != report["run_id"])
+    kept = f" ({before:,} of them computed by interrupted runs)" if before else ""
     return (
-        f"Published {documents['written']:,} documents{failed} to {_short(report['partition'])} "
+        f"Published {documents['written']:,} documents{kept}{failed} to {_short(report['partition'])} "
         f"in {report['seconds']['total']:.1f} s ({report['documents_per_second']:.1f} documents/s)\n"
         f"Report: {_short(path.with_suffix('.html'))}"
     )

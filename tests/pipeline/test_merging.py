@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline import sidecars
 from pipeline.merging import merge, plan_merge
+from pipeline.progress import Control
 from pipeline.records import Figures
 from pipeline.sidecars import Sidecar
 from staged_case import make_rows, make_run, make_unit, stage
@@ -51,6 +52,7 @@ def merged(tmp_path: Path, *several: range, left_out=None, **limits) -> list[pa.
             folder=str(tmp_path / "built"),
             stem="part",
             **({"max_rows": 1000, "max_bytes": 10**9} | limits),
+            control=Control(None),
         )
     )
     tables = [pq.read_table(file.path) for file in files]

@@ -16,6 +16,7 @@ from pipeline.progress import Control
 from pipeline.publishing import FAILURES_SCHEMA, RunFailed, publish, report_failure
 from pipeline.records import Run, StagedFile
 from pipeline.state import DateLock, find_resumable
+from pipeline.writing import RowGroupWriter
 from staged_case import (
     DATE,
     FINGERPRINT,
@@ -377,6 +378,25 @@ def test_a_stopped_run_publishes_nothing_and_is_no_failure(tmp_path):
         "listed": 6, "read": 5, "written": 4, "failed": 1, "skipped": 0, "not_started": 1,
     }  # fmt: skip
     assert report["units"] == {"listed": 2, "finished": 1, "not_started": 1}
+
+
+def test_a_run_that_is_stopped_while_its_files_are_built_publishes_nothing(tmp_path, monkeypatch):
+    run, staged = two_units(tmp_path)
+    rows = RowGroupWriter.write
+
+    def write(self, table):
+        rows(self, table)
+        Control(run.control).stop(15)
+
+    monkeypatch.setattr(RowGroupWriter, "write", write)
+    publish(run, staged)
+    assert_nothing_published(run)
+    assert read_report(run)["status"] == "stopped"
+    monkeypatch.undo()
+    Path(run.control, "stop").unlink()
+    Path(layout(run).report(run.run_id)).unlink()
+    publish(run, staged)
+    assert records_of(read_partition(run)) == ALL
 
 
 def test_of_a_file_of_many_records_nobody_knows_how_many_were_not_started(tmp_path):

@@ -71,6 +71,26 @@ def test_the_last_words_of_a_crash_are_not_lost():
     assert process.returncode == -signal.SIGKILL
 
 
+def test_nobody_reading_what_it_says_fails_no_run():
+    reading, writing = os.pipe()
+    os.close(reading)
+    program = """
+from pipeline.quieting import quiet
+quiet()
+import sys
+for _ in range(3):
+    print("said", file=sys.stderr)
+    sys.stderr.flush()
+print("done")
+"""
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        stdout=subprocess.PIPE, stderr=writing, timeout=60,
+    )  # fmt: skip
+    os.close(writing)
+    assert (ended.stdout, ended.returncode) == (b"done\n", 0)
+
+
 def test_more_than_a_pipe_holds_does_not_block():
     assert said("os.write(2, b'x' * 1_000_000 + b'\\n')").count("x") == 1_000_000
 

@@ -7,6 +7,7 @@ must appear at once.
 
 from __future__ import annotations
 
+import codecs
 import datetime
 import re
 from dataclasses import MISSING, dataclass, field
@@ -28,6 +29,18 @@ def setting(
     """A dataclass field that the command line shows as a flag (`--field-name`, or `--flag`)."""
     metadata = {"help": help, "flag": flag, "choices": choices}
     return field(default=default, metadata=metadata)
+
+
+# Python's encodings of literals and host names, which are text themselves.
+_NOT_OF_CHARACTERS = {"unicode-escape", "raw-unicode-escape", "punycode", "idna"}
+
+
+def _is_character_encoding(name: str) -> bool:
+    try:
+        "".encode(name)  # refuses codecs of bytes, such as base64
+        return codecs.lookup(name).name not in _NOT_OF_CHARACTERS
+    except (LookupError, ValueError):
+        return False
 
 
 def _require(ok: bool, flag: str, expected: str, value: object) -> None:
@@ -65,12 +78,12 @@ class ReadingSettings:
             self.max_document_bytes,
         )
         _require(self.split_bytes > 0, "split-bytes", "more than 0", self.split_bytes)
-        try:
-            "".encode(self.encoding)
-        except (LookupError, ValueError):
-            raise SettingsError(
-                f"--encoding: expected an encoding Python knows, such as latin-1, got {self.encoding!r}"
-            ) from None
+        _require(
+            _is_character_encoding(self.encoding),
+            "encoding",
+            "a character encoding that Python knows, such as latin-1",
+            self.encoding,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ import pyarrow as pa
 from pipeline.assembling import SCHEMA_VERSION, document_schema
 from pipeline.config import Job, SettingsError
 from pipeline.listing import Listing, field_types, list_units, write_listing
+from pipeline.objects import absolute
 from pipeline.records import Run
 from pipeline.shapes import shape_table
 from pipeline.state import DateLock, Layout, find_resumable
@@ -150,7 +151,7 @@ def _check_output(job: Job, listing: Listing) -> None:
     output = Path(job.output.output).resolve()
     kinds = [output / kind for kind in ("documents", "failures", "state", "runs", "_staging")]
     for pattern in job.reading.inputs:
-        folder = Path(pattern).resolve()
+        folder = Path(absolute(pattern)).resolve()
         if folder.is_dir() and any(kind.is_relative_to(folder) for kind in kinds):
             raise SettingsError(
                 f"--output {job.output.output}: lies inside the input {pattern}, whose next run would read it; "

@@ -6,6 +6,7 @@ as patterns, and gives times in seconds as floats. All else goes through Beam's 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -13,13 +14,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, BinaryIO
+from urllib.parse import quote, unquote_to_bytes
 
 from apache_beam.io.filesystem import BeamIOError
 from apache_beam.io.filesystems import FileSystems
 
 from pipeline.storage import is_local, open_input
 
-_MISSING = (FileNotFoundError, NotADirectoryError)
+# Nothing is there, and nothing will be: a link that leads to itself, a name longer than any file's.
+_MISSING = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
+_FILE_URL = "file://"
 
 
 class ObjectError(ValueError):
@@ -42,25 +46,42 @@ class StoredObject:
 
 
 def absolute(path: str) -> str:
-    """The uri of a path. Local ones are made absolute; a trailing slash is dropped."""
+    """The path as it is listed. Local ones, file:/// URLs too, are made absolute; a trailing slash is dropped."""
+    path = _path(path)
     return os.path.abspath(path) if is_local(path) else path.rstrip("/")
 
 
-def look(uri: str) -> StoredObject:
-    """The object at a uri. One that is missing, or is no file, has generation "": reading it says what is wrong."""
+def _uri(path: str) -> str:
+    """A uri of this file alone, which can be stored: the path, or a file:/// URL if it holds bytes that are not UTF-8."""
     try:
-        if is_local(uri):
-            found = os.stat(uri)
+        path.encode()
+    except UnicodeEncodeError:
+        return _FILE_URL + quote(os.fsencode(path))
+    return path
+
+
+def _path(uri: str) -> str:
+    """The path that a local file's uri stands for; other uris as they are."""
+    if not uri.startswith(f"{_FILE_URL}/"):
+        return uri
+    return os.fsdecode(unquote_to_bytes(uri.removeprefix(_FILE_URL)))
+
+
+def look(path: str) -> StoredObject:
+    """The object at a path (see `absolute`). One that is missing, or is no file, has generation "": reading it says what is wrong."""
+    try:
+        if is_local(path):
+            found = os.stat(path)
             if stat.S_ISREG(found.st_mode):
                 return StoredObject(
-                    uri=_printable(uri), size_bytes=found.st_size, generation=str(found.st_mtime_ns)
+                    uri=_uri(path), size_bytes=found.st_size, generation=str(found.st_mtime_ns)
                 )
         else:
-            metadata = FileSystems.get_filesystem(uri).metadata(uri)
+            metadata = FileSystems.get_filesystem(path).metadata(path)
             return _remote(metadata)
     except (OSError, BeamIOError, ValueError):  # ValueError: a NUL in the name
         pass
-    return StoredObject(uri=_printable(uri), size_bytes=0, generation="")
+    return StoredObject(uri=_uri(path), size_bytes=0, generation="")
 
 
 def is_file(uri: str) -> bool:
@@ -139,13 +160,7 @@ def _remote(metadata: Any) -> StoredObject:
     )
 
 
-def _printable(path: str) -> str:
-    """The path as it can be stored: bytes that are not UTF-8 are written as \\xNN (and the file not found by it)."""
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        return os.fsencode(path).decode("utf-8", "backslashreplace")
-    return path
+_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 
 class OpenObject:
@@ -154,28 +169,30 @@ class OpenObject:
     `check()` after reading says whether what was read is from that content: call it before giving it on.
 
     Raises:
-      ObjectError: missing_object, unreadable_object or changed_object.
+      ObjectError: missing_object, not_a_file, unreadable_object or changed_object.
     """
 
     def __init__(self, uri: str, *, size_bytes: int, generation: str) -> None:
         self.uri = uri
         self._size_bytes = size_bytes
         self._generation = generation
-        self._local = is_local(uri)
+        self._path = _path(uri)
+        self._local = is_local(self._path)
         self.file: BinaryIO
 
     def __enter__(self) -> OpenObject:
         try:
             self.file = self._open()
-        except _MISSING:
-            hint = " (its name may not be UTF-8)" if "\\x" in self.uri else ""
-            raise ObjectError(
-                "missing_object", f"expected a file, found nothing at {self.uri}{hint}"
-            ) from None
-        except PermissionError as error:
-            raise ObjectError(
-                "unreadable_object", f"cannot open {self.uri}: {error.strerror}"
-            ) from None
+        except OSError as error:
+            if error.errno in _MISSING:
+                raise ObjectError(
+                    "missing_object", f"expected a file, found nothing at {self.uri}"
+                ) from None
+            if isinstance(error, PermissionError):
+                raise ObjectError(
+                    "unreadable_object", f"cannot open {self.uri}: {error.strerror}"
+                ) from None
+            raise
         try:
             self.check()
         except BaseException:
@@ -186,17 +203,16 @@ class OpenObject:
     def _open(self) -> BinaryIO:
         if not self._local:
             if not FileSystems.exists(self.uri):
-                raise FileNotFoundError
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             return open_input(self.uri)
         try:
-            mode = os.stat(self.uri).st_mode
+            mode = os.stat(self._path).st_mode
         except ValueError:  # a NUL in the name
-            raise FileNotFoundError from None
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from None
         if not stat.S_ISREG(mode):  # opening a pipe would wait for ever
-            raise ObjectError(
-                "unreadable_object", f"expected a file, got a folder or device: {self.uri}"
-            )
-        return open_input(self.uri)
+            kind = _KINDS.get(stat.S_IFMT(mode), "a device")
+            raise ObjectError("not_a_file", f"expected a file, got {kind}: {self.uri}")
+        return open_input(self._path)
 
     def __exit__(
         self,

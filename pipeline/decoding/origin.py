@@ -111,6 +111,11 @@ class RecordIds:
                 f"expected a string or an integer in the id field {self._field!r}, got {type(value).__name__}",
             )
         name = str(value)
+        if not name or "\0" in name:
+            got = f"one with a NUL character: {name!r}" if name else "an empty string"
+            raise DecodingError(
+                "bad_id", f"expected a name in the id field {self._field!r}, got {got}"
+            )
         if name in self._seen:
             raise DecodingError(
                 "repeated_id",

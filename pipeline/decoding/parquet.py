@@ -117,10 +117,10 @@ def _next(batches: Iterator[pa.RecordBatch], position: int) -> pa.RecordBatch | 
 def _rows(
     batch: pa.RecordBatch, first: int, origin: Origin, ids: RecordIds | None
 ) -> Iterator[Outcome]:
-    column = batch.column(origin.settings.text_field)
+    column = _stored(batch.column(origin.settings.text_field))
     texts = _texts(column)
-    encoding = "utf-8" if _is_string(column.type) else origin.settings.encoding
-    names = _plain(batch.column(origin.settings.id_field)) if ids is not None else None
+    encoding = "utf-8" if column.type in _AS_BYTES else origin.settings.encoding
+    names = _plain(_stored(batch.column(origin.settings.id_field))) if ids is not None else None
     kept = [
         column_values(batch.column(field.name), field)
         if field.name in batch.schema.names
@@ -149,28 +149,36 @@ def _rows(
         yield origin.document(position, record, data, text, values)
 
 
-def _is_string(kind: pa.DataType) -> bool:
-    kind = column_type(kind)
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+def _stored(column: pa.Array) -> pa.Array:
+    """The values that a dictionary, or an extension type such as JSON, stands for."""
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    return column.cast(column_type(column.type))
+
+
+# Parquet files may call bytes strings that are not UTF-8; as bytes they can be looked at one by one.
+_AS_BYTES = {
+    pa.string(): pa.binary(),
+    pa.large_string(): pa.large_binary(),
+    pa.string_view(): pa.binary_view(),
+}
+_BYTES = (*_AS_BYTES.values(), pa.null())
 
 
 def _texts(column: pa.Array) -> list[Any]:
     """The bytes of each value, or the DecodingError that says why there are none."""
-    column = column.cast(column_type(column.type))
-    kind = column.type
-    if _is_string(kind):
-        # Parquet files may call bytes strings that are not UTF-8; as bytes they can be looked at one by one.
-        column = column.view(pa.binary() if pa.types.is_string(kind) else pa.large_binary())
-    elif not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_null(kind)):
+    kind = _AS_BYTES.get(column.type, column.type)
+    if kind not in _BYTES:
         fault = DecodingError("text_not_string", f"expected a string, got {kind}")
         return [fault] * len(column)
+    if kind != column.type:
+        column = column.view(kind)
     null = DecodingError("text_not_string", "expected a string, got null")
     return [null if value is None else value for value in column.to_pylist()]
 
 
 def _plain(column: pa.Array) -> list[Any]:
     """The Python values of an id column."""
-    column = column.cast(column_type(column.type))
     try:
         return list(column.to_pylist())
     except ValueError:  # a string that is not UTF-8, or a time in nanoseconds: neither is an id

@@ -43,6 +43,14 @@ def test_the_defaults_are_accepted_and_survive_the_way_to_a_worker():
     [
         (reading, "format", "pdf"),
         (reading, "encoding", "utf-99"),
+        *(
+            (reading, "encoding", name)
+            for name in ("unicode_escape", "raw_unicode_escape", "punycode", "idna", "undefined")
+        ),
+        *(
+            (reading, "encoding", name)
+            for name in ("Unicode-Escape", "base64", "rot13", "hex", "", "a\0b")
+        ),
         (reading, "max_document_bytes", 0),
         (reading, "split_bytes", -1),
         (model, "task", "translate"),
@@ -66,6 +74,13 @@ def test_a_value_that_cannot_work_is_refused_by_flag_and_value(make, flag, value
         make(**{flag: value})
     assert f"--{flag.replace('_', '-')}" in str(caught.value)
     assert repr(value) in str(caught.value)
+
+
+def test_a_refused_encoding_is_told_what_is_expected():
+    with pytest.raises(SettingsError, match="expected a character encoding that Python knows"):
+        reading(encoding="unicode_escape")
+    for name in ("latin-1", "UTF-16", "utf-7", "shift_jis", "cp037", "utf_8_sig"):
+        assert reading(encoding=name).encoding == name
 
 
 @pytest.mark.parametrize(

@@ -176,10 +176,21 @@ def test_the_id_names_the_record(put: Any) -> None:
     ("value", "expected"),
     [
         ("null", "missing_id"), ("1.5", "bad_id"), ("1e30", "bad_id"), ("true", "bad_id"), ("[1]", "bad_id"), ("{}", "bad_id"),
+        ('""', "bad_id"), ('"a\\u0000b"', "bad_id"),
     ],
 )  # fmt: skip
 def test_an_id_that_is_no_name_is_a_failure(put: Any, value: str, expected: str) -> None:
     assert ids(put(f'{{"id": {value}, "text": "x"}}')) == ([], [(expected, "0")])
+
+
+def test_a_refused_id_is_told_why(put: Any) -> None:
+    _, failures = read(
+        put('{"id": "", "text": "x"}\n{"id": "\\u0000", "text": "x"}'), id_field="id"
+    )
+    assert [failure.message.partition("expected")[2] for failure in failures] == [
+        " a name in the id field 'id', got an empty string",
+        " a name in the id field 'id', got one with a NUL character: '\\x00'",
+    ]
 
 
 def test_a_missing_id_is_a_failure(put: Any) -> None:

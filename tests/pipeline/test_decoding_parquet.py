@@ -51,6 +51,12 @@ def test_a_row_is_a_document_at_its_number_in_the_file(tmp_path: Path) -> None:
         pa.array(["ä", "b"]),
         pa.array(["ä", "b"], pa.large_string()),
         pa.array(["ä", "b"]).dictionary_encode(),
+        pa.array(["ä", "b"], pa.large_string()).dictionary_encode(),
+        pa.array(["ä", "b"], pa.string_view()),
+        pa.array(["ä", "b"], pa.json_()),
+        pa.array(["ä", "b"], pa.json_(pa.large_string())),
+        pa.ExtensionArray.from_storage(pa.opaque(pa.string(), "a", "b"), pa.array(["ä", "b"])),
+        pa.array(["ä".encode(), b"b"], pa.binary_view()),
         pa.array(["ä".encode(), b"b"]),
         pa.array(["ä".encode(), b"b"], pa.large_binary()),
     ],
@@ -93,7 +99,7 @@ def test_a_string_that_is_not_utf8_costs_no_other_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "column",
     [pa.array([1, 2]), pa.array([1.5, 2]), pa.array([True, False]), pa.array([["a"], ["b"]]), pa.array([{"text": "a"}] * 2),
-     pa.array([None, None])],
+     pa.array([None, None]), pa.array([b"ab", b"cd"], pa.binary(2)), pa.array([b"a" * 16] * 2, pa.uuid())],
 )  # fmt: skip
 def test_a_text_column_of_another_type_is_a_failure_a_row(tmp_path: Path, column: pa.Array) -> None:
     documents, failures = read(write(tmp_path, {"text": column}))
@@ -226,6 +232,10 @@ def _lazily(path: Path) -> Any:
         (["a", "b"], ["a", "b"], []),
         (pa.array(["a", "b"]).dictionary_encode(), ["a", "b"], []),
         (pa.array([2**64 - 1, 0], pa.uint64()), ["18446744073709551615", "0"], []),
+        (pa.array(["a", "b"], pa.string_view()), ["a", "b"], []),
+        (pa.array(["a", "b"], pa.json_()), ["a", "b"], []),
+        (["a", ""], ["a"], ["bad_id"]),
+        (["a", "b\0"], ["a"], ["bad_id"]),
         (["a", None], ["a"], ["missing_id"]),
         (["a", "a"], ["a"], ["repeated_id"]),
         ([1.0, 2.0], [], ["bad_id", "bad_id"]),
@@ -275,6 +285,8 @@ def kept(folder: Path, column: Any, kind: pa.DataType | None = None) -> list[Any
     [
         pa.array(["a", None]),
         pa.array(["a", None]).dictionary_encode(),
+        pa.array(["a", None], pa.string_view()),
+        pa.array(["a", None], pa.json_()),
         pa.array([1, None], pa.int8()),
         pa.array([0.1, None]),
         pa.array([True, None]),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import bz2
 import codecs
 import gzip
+import json
 import os
+import socket
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +18,7 @@ import pytest
 
 from pipeline.config import ReadingSettings, SettingsError
 from pipeline.listing import Listing, field_types, list_units, read_listing, write_listing
-from pipeline.records import WorkUnit
+from pipeline.records import MACHINE_REASONS, WorkUnit
 from read_files import read, settings_for, texts
 
 Put = Callable[..., Path]
@@ -290,20 +292,63 @@ def test_a_link_that_leads_nowhere_and_a_pipe_are_failures(put: Put, tmp_path: P
     assert len(documents) == 1
     assert [(Path(one.uri).name, one.reason) for one in failures] == [
         ("b.txt", "missing_object"),
-        ("c.txt", "unreadable_object"),
+        ("c.txt", "not_a_file"),
     ]
 
 
-def test_a_name_that_is_not_utf8_is_one_failure_that_can_be_stored(
+def test_what_is_no_file_fails_for_good_and_is_not_tried_again(put: Put, tmp_path: Path) -> None:
+    put("a.txt")
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "loop.txt").symlink_to("loop.txt")
+    (tmp_path / "device.txt").symlink_to("/dev/null")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.path.relpath(tmp_path / "socket.txt"))  # a socket's name may not be long
+        _, failures = read(tmp_path)
+    assert [Path(one.uri).name for one in failures] == [
+        "device.txt",
+        "loop.txt",
+        "pipe.txt",
+        "socket.txt",
+    ]
+    assert not MACHINE_REASONS & {one.reason for one in failures}
+    assert "expected a file, got a pipe" in failures[2].message
+    assert "expected a file, got a socket" in failures[3].message
+
+
+def test_names_that_are_not_utf8_have_uris_of_their_own_that_can_be_stored_and_read(
     put: Put, tmp_path: Path
 ) -> None:
-    put("a.txt")
-    with open(os.fsencode(tmp_path) + b"/caf\xe9.txt", "wb") as file:
-        file.write(b"text")
-    documents, [failure] = read(tmp_path)
-    assert len(documents) == 1
-    assert (failure.reason, Path(failure.uri).name) == ("missing_object", "caf\\xe9.txt")
-    assert "UTF-8" in failure.message
+    (tmp_path / "in").mkdir()
+    folder = os.fsencode(tmp_path / "in")
+    os.mkdir(folder + b"/\xff 100%")
+    found = {
+        b"caf\xe9.txt": "byte",
+        b"caf\xe8.txt": "another byte",
+        b"caf\\xe9.txt": "backslash",
+        b"caf%E9.txt": "percent",
+        b"\xff 100%/a.jsonl": "folder",
+    }
+    for name, text in found.items():
+        data = json.dumps({"text": text}) if name.endswith(b"l") else text
+        with open(folder + b"/" + name, "wb") as file:
+            file.write(data.encode())
+    documents, failures = read(tmp_path / "in")
+    assert failures == []
+    uris = {document.text: document.uri for document in documents}
+    assert uris == {
+        "byte": f"file://{tmp_path}/in/caf%E9.txt",
+        "another byte": f"file://{tmp_path}/in/caf%E8.txt",
+        "backslash": f"{tmp_path}/in/caf\\xe9.txt",
+        "percent": f"{tmp_path}/in/caf%E9.txt",
+        "folder": f"file://{tmp_path}/in/%FF%20100%25/a.jsonl",
+    }
+    for text, uri in uris.items():
+        assert [unit.uri for unit in listed(uri).units] == [uri]
+        assert texts(Path(uri)) == [text] if uri.startswith("/") else True
+    manifest = put("list", "\n".join(uris.values()).encode())
+    units = list_units(ReadingSettings(manifest=str(manifest))).units
+    assert [unit.uri for unit in units] == sorted(uris.values())
+    assert all(unit.generation for unit in units)
 
 
 # Manifests
@@ -336,7 +381,7 @@ def test_a_missing_file_of_a_manifest_is_one_failure(put: Put, tmp_path: Path) -
     documents, failures = read(tmp_path / "a.txt", manifest=str(manifest), format="text")
     assert len(documents) == 1
     assert [(Path(one.uri).name, one.reason, one.step) for one in failures] == [
-        ("folder", "unreadable_object", "read"),
+        ("folder", "not_a_file", "read"),
         ("missing.txt", "missing_object", "read"),
         ("nul\0.txt", "missing_object", "read"),
     ]

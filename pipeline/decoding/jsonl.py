@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -18,6 +19,7 @@ from pipeline.decoding.fields import converter
 from pipeline.decoding.lines import lines
 from pipeline.decoding.origin import DecodingError, Origin, Outcome, RecordIds
 from pipeline.decoding.text import decode_exactly, newline_of
+from pipeline.records import Failure
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_ .:$@-]+")
 _EXACT = json.JSONDecoder(
@@ -47,27 +49,34 @@ def documents(
     found = lines(blocks, newline=newline_of(encoding), start=first, limit=limit)
     if first < start:
         next(found, None)  # belongs to the range before
-    for position, line in found:
+    for number, (position, line) in enumerate(found, 1):
         if stop is not None and position >= stop:
             return
-        if line is None:
-            yield origin.too_large(
-                position, str(position), f"a longer line of JSON (the limit is {limit})"
-            )
-            continue
-        if position == 0:
+        if line is not None and position == 0:
             line = line[mark:]
-        record = str(position)
-        try:
-            if encoding != "utf-8":
-                line = decode_exactly(line, encoding).encode()
-            if not line or line.isspace():
-                continue
-            record, text, values = parser.parse(line, record)
-        except DecodingError as error:
-            yield origin.failure(position, parser.named or record, error.reason, error.message)
-            continue
-        yield origin.document(position, record, text.encode(), text, values)
+        outcome = _outcome(position, line, parser, origin, encoding)
+        if isinstance(outcome, Failure) and first == 0:  # else nobody knows its line
+            outcome = replace(outcome, message=f"line {number}: {outcome.message}")
+        if outcome is not None:
+            yield outcome
+
+
+def _outcome(
+    position: int, line: bytes | None, parser: _Parser, origin: Origin, encoding: str
+) -> Outcome | None:
+    record = str(position)
+    if line is None:
+        limit = origin.settings.max_document_bytes
+        return origin.too_large(position, record, f"a longer line of JSON (the limit is {limit})")
+    try:
+        if encoding != "utf-8":
+            line = decode_exactly(line, encoding).encode()
+        if not line or line.isspace():
+            return None
+        record, text, values = parser.parse(line, record)
+    except DecodingError as error:
+        return origin.failure(position, parser.named or record, error.reason, error.message)
+    return origin.document(position, record, text.encode(), text, values)
 
 
 class _Parser:

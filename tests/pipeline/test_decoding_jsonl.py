@@ -126,7 +126,16 @@ def test_a_line_that_gives_no_document_is_one_failure_with_its_reason(
     assert [document.text for document in documents] == ["good", "good"]
     assert (failure.reason, failure.step, failure.position) == (expected, "decode", len(good))
     assert failure.record == str(len(good))
-    assert failure.message.startswith("expected")
+    assert failure.message.startswith("line 2: expected")
+
+
+def test_a_failure_names_its_line_where_the_file_is_read_from_its_beginning(put: Any) -> None:
+    path = put(b'\n{"text": "a"}\n\n{\n' + b'{"text": "b"}\n' * 10 + b'{"text": ""}\n{\n')
+    _, failures = read(path)
+    assert [one.message.partition(":")[0] for one in failures] == ["line 4", "line 15", "line 16"]
+    _, [first, *later] = read(path, split_bytes=100)
+    assert first.message.startswith("line 4: expected")
+    assert len(later) == 2 and all(one.message.startswith("expected") for one in later)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import json
 import os
 import pickle
 import random
+import re
 import tracemalloc
 from dataclasses import replace
 from itertools import pairwise
@@ -30,7 +31,7 @@ from pipeline.listing import list_units
 from pipeline.objects import OpenObject
 from pipeline.progress import Control
 from pipeline.reading import Read, read_unit
-from pipeline.records import Chunk, WorkUnit
+from pipeline.records import Chunk, Document, Failure, WorkUnit
 from read_files import outcomes, read, read_chunks, settings_for, texts, unit_of
 
 
@@ -162,6 +163,13 @@ _LINE = st.one_of(
 )
 
 
+def comparable(one: Document | Failure) -> Document | Failure:
+    """Without what depends on the range it was read in: lines are numbered only from a file's beginning."""
+    if isinstance(one, Failure):
+        one = replace(one, message=re.sub(r"^line \d+: ", "", one.message))
+    return replace(one, unit_id="")
+
+
 @given(
     lines=st.lists(_LINE, max_size=12),
     last=st.sampled_from([b"", b"\n", b"\r\n"]),
@@ -194,7 +202,7 @@ def test_any_division_of_a_json_lines_file_gives_the_records_of_the_whole(
         chunks = list(read_unit(replace(unit, start=start, stop=stop), given, ()))
         found = [one for each in outcomes(chunks) for one in each]
         assert chunks[-1].completions[0].records == len(found)
-        return [replace(one, unit_id="") for one in sorted(found, key=lambda one: one.position)]
+        return [comparable(one) for one in sorted(found, key=lambda one: one.position)]
 
     bounds = sorted({0, len(data), *(edge % (len(data) + 1) for edge in edges)})
     whole = read_range(0, None)

@@ -19,8 +19,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from model import checkpoint
+from model.config import CheckpointError, EncoderConfig
+from model.tokenizer import TokenizerConfig
 from pipeline.assembling import SCHEMA_VERSION, document_schema
-from pipeline.config import Job, SettingsError
+from pipeline.config import Job, ModelSettings, SettingsError
 from pipeline.listing import Listing, field_types, list_units, write_listing
 from pipeline.objects import absolute
 from pipeline.records import Run
@@ -40,39 +43,18 @@ def launch(job: Job) -> Iterator[Run]:
     Raises:
       SettingsError: a setting, the checkpoint, the device or the input cannot work.
     """
-    from kernels.attention import select
-    from model import checkpoint, predictor
-    from model.config import CheckpointError, EncoderConfig
-    from model.tokenizer import TokenizerConfig
-
-    names = [select.AUTO, *(it.name for it in select.IMPLEMENTATIONS)]
-    if job.model.attention not in names:
-        raise SettingsError(
-            f"--attention: expected one of {', '.join(names)}, got {job.model.attention!r}"
-        )
     started = time.time()
     moment = datetime.datetime.fromtimestamp(started, datetime.UTC)
     date = job.output.date or moment.date().isoformat()
     run_id = f"{moment:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
-    try:
-        folder = checkpoint.locate(job.model.model)
-        config = EncoderConfig.from_checkpoint(folder)
-        checkpoint.check(folder, config)
-        tokenizer = TokenizerConfig.from_checkpoint(folder)
-        if tokenizer.vocabulary_size > config.vocabulary_size:
-            problem = f"the tokenizer has {tokenizer.vocabulary_size} tokens, the model's embedding only {config.vocabulary_size}"
-            raise CheckpointError(folder, [problem])
-        device = predictor.resolve_device(job.model.device)
-        dtype = predictor.resolve_dtype(job.model.dtype, device)
-    except (CheckpointError, predictor.DeviceError) as error:
-        raise SettingsError(str(error)) from error
+    folder, config, tokenizer = _load_configs(job.model.model)
     window_tokens = job.model.window_tokens or config.max_tokens
     check_windows(job.model, config, len(tokenizer.start_ids) + len(tokenizer.end_ids))
-    local_devices = predictor.local_device_count(device)
-    shapes = shape_table(device, window_tokens, job.batching.max_tokens_per_batch, local_devices)
     listing = list_units(job.reading)
     _check_output(job, listing)
     fields = field_types(job.reading, listing)
+    device, dtype, local_devices = _choose_device(job.model)
+    shapes = shape_table(device, window_tokens, job.batching.max_tokens_per_batch, local_devices)
     fingerprint = _fingerprint(job, checkpoint.fingerprint(folder), window_tokens, dtype, fields)
     schema = document_schema(
         job,
@@ -120,6 +102,39 @@ def launch(job: Job) -> Iterator[Run]:
         write_listing(listing.units, run.listing)
         write_listing(todo, run.todo)
         yield run
+
+
+def _load_configs(model: str) -> tuple[Path, EncoderConfig, TokenizerConfig]:
+    """The checkpoint's folder and what its files say, all of them checked."""
+    try:
+        folder = checkpoint.locate(model)
+        config = EncoderConfig.from_checkpoint(folder)
+        checkpoint.check(folder, config)
+        tokenizer = TokenizerConfig.from_checkpoint(folder)
+        if tokenizer.vocabulary_size > config.vocabulary_size:
+            problem = f"the tokenizer has {tokenizer.vocabulary_size} tokens, the model's embedding only {config.vocabulary_size}"
+            raise CheckpointError(folder, [problem])
+    except CheckpointError as error:
+        raise SettingsError(str(error)) from error
+    return folder, config, tokenizer
+
+
+def _choose_device(settings: ModelSettings) -> tuple[str, str, int]:
+    """Device, dtype and the number of local devices. After all other checks: it takes the seconds of JAX's import."""
+    from kernels.attention import select
+    from model import predictor
+
+    names = [select.AUTO, *(it.name for it in select.IMPLEMENTATIONS)]
+    if settings.attention not in names:
+        raise SettingsError(
+            f"--attention: expected one of {', '.join(names)}, got {settings.attention!r}"
+        )
+    try:
+        device = predictor.resolve_device(settings.device)
+        dtype = predictor.resolve_dtype(settings.dtype, device)
+    except predictor.DeviceError as error:
+        raise SettingsError(str(error)) from error
+    return device, dtype, predictor.local_device_count(device)
 
 
 def _fingerprint(

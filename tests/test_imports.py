@@ -60,6 +60,18 @@ def test_the_models_configuration_imports_no_jax():
     assert imported_by("model.config") & set(DEVICE) == set()
 
 
+@pytest.mark.parametrize("wrong", ["--model", "--input"])
+def test_a_wrong_model_or_input_is_found_before_jax_is_imported(wrong, tiny_checkpoint, tmp_path):
+    program = "import sys; from pipeline.cli import main; print(main(), 'jax' in sys.modules)"
+    (tmp_path / "a.txt").write_text("text")
+    flags = {"--model": tiny_checkpoint, "--input": tmp_path, "--output": tmp_path / "out"}
+    flags[wrong] = tmp_path / "missing"
+    command = [sys.executable, "-P", "-c", program, "run"]
+    command += [str(part) for flag in flags.items() for part in flag]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert result.stdout == "2 False\n", result.stderr
+
+
 @pytest.mark.parametrize(
     ("package", "forbidden"), [("kernels", {"model", "pipeline"}), ("model", {"pipeline"})]
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sysconfig
 from pathlib import Path
 
 WORDS = (
@@ -30,3 +31,19 @@ def write_jsonl(
                 record = {"text": text(seed, lengths.randint(*words)), "number": seed}
                 file.write(json.dumps(record) + "\n")
     return folder
+
+
+def library_texts(number: int) -> list[str]:
+    """Pieces of this interpreter's standard library, 5 to 20,000 characters long, as many of each magnitude, in random
+    order. Runs of white space are one space: to a WordPiece vocabulary they are the same."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    sources = [path.read_text("utf-8") for path in sorted(folder.glob("*.py"))]
+    everything = " ".join(" ".join(sources).split())
+    texts = []
+    for i in range(number):
+        fraction = i / (number - 1)
+        length = round(5 * (20_000 / 5) ** fraction)
+        start = round((len(everything) - length) * fraction)
+        texts.append(everything[start : start + length])
+    random.Random(number).shuffle(texts)
+    return texts

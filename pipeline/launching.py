@@ -27,7 +27,7 @@ from pipeline.config import Job, ModelSettings, SettingsError
 from pipeline.listing import Listing, field_types, list_units, write_listing
 from pipeline.objects import absolute
 from pipeline.records import Run
-from pipeline.shapes import shape_table
+from pipeline.shapes import ShapeTable, shape_table
 from pipeline.state import DateLock, Layout, find_resumable
 from pipeline.tokenizing import check_windows
 
@@ -55,6 +55,7 @@ def launch(job: Job) -> Iterator[Run]:
     fields = field_types(job.reading, listing)
     device, dtype, local_devices = _choose_device(job.model)
     shapes = shape_table(device, window_tokens, job.batching.max_tokens_per_batch, local_devices)
+    _check_attention(job.model.attention, config, device, dtype, shapes)
     fingerprint = _fingerprint(job, checkpoint.fingerprint(folder), window_tokens, dtype, fields)
     schema = document_schema(
         job,
@@ -121,20 +122,31 @@ def _load_configs(model: str) -> tuple[Path, EncoderConfig, TokenizerConfig]:
 
 def _choose_device(settings: ModelSettings) -> tuple[str, str, int]:
     """Device, dtype and the number of local devices. After all other checks: it takes the seconds of JAX's import."""
-    from kernels.attention import select
     from model import predictor
 
-    names = [select.AUTO, *(it.name for it in select.IMPLEMENTATIONS)]
-    if settings.attention not in names:
-        raise SettingsError(
-            f"--attention: expected one of {', '.join(names)}, got {settings.attention!r}"
-        )
     try:
         device = predictor.resolve_device(settings.device)
         dtype = predictor.resolve_dtype(settings.dtype, device)
     except predictor.DeviceError as error:
         raise SettingsError(str(error)) from error
     return device, dtype, predictor.local_device_count(device)
+
+
+def _check_attention(
+    name: str, config: EncoderConfig, device: str, dtype: str, shapes: ShapeTable
+) -> None:
+    """An implementation that was asked for works here: "auto" falls back, and may wait for the workers; a name does
+    not, and no document is to be read in vain."""
+    from kernels.attention import select
+    from model import predictor
+
+    if name == select.AUTO:
+        return
+    calls = predictor.cases(config, dtype, shapes.shapes, shapes.local_devices)
+    try:
+        select.select(name, calls, predictor.local_devices(device)[0])
+    except select.SelectionError as error:
+        raise SettingsError(f"--{error}") from error
 
 
 def _fingerprint(

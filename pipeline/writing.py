@@ -199,9 +199,16 @@ class StagedFiles:
 
 
 def attention_metadata(facts: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """File metadata that only workers know: the attention implementations that were chosen."""
-    names = sorted({str(known["attention"]) for known in facts if "attention" in known})
-    return {METADATA_PREFIX + "attention": ", ".join(names)} if names else {}
+    """File metadata that only workers know: the attention implementations that were chosen, and why not others."""
+    chosen, reasons = set(), set()
+    for known in facts:
+        chosen |= {known["attention"]} if "attention" in known else set()
+        reasons |= {f"{name}: {why}" for name, why in known.get("attention_reasons", {}).items()}
+    texts = {
+        "attention": ", ".join(sorted(chosen)),
+        "attention_reasons": "; ".join(sorted(reasons)),
+    }
+    return {METADATA_PREFIX + name: text for name, text in texts.items() if text}
 
 
 @beam.typehints.with_input_types(Rows)

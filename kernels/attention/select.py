@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -50,6 +51,7 @@ def select(
     device: jax.Device,
     *,
     candidates: Sequence[Attention] = IMPLEMENTATIONS,
+    canaries: bool = True,
 ) -> Selection:
     """The implementation called `name`; with "auto", the first that no refusal and no canary speaks against.
 
@@ -60,6 +62,7 @@ def select(
         them all.
       device: where it will run.
       candidates: in order of preference.
+      canaries: False where the device is only described, and nothing can run on it.
 
     Raises:
       SelectionError: the name is unknown, or it (with "auto": every candidate) refuses or fails.
@@ -72,8 +75,10 @@ def select(
     level = logging.INFO
     for implementation in wanted:
         reason = refusal(implementation, cases, device)
-        if reason is None and (reason := canary(implementation, cases, device)) is not None:
-            level = logging.WARNING  # a refusal is expected, this is not
+        if reason is None and canaries:
+            reason = canary(implementation, cases, device).problem
+            if reason is not None:
+                level = logging.WARNING  # a refusal is expected, this is not
         if reason is None:
             passed_over = "".join(f"; not {other}: {why}" for other, why in reasons.items())
             chosen = f"{implementation.name} on {device.device_kind}"
@@ -99,21 +104,36 @@ def refusal(implementation: Attention, cases: Sequence[Case], device: jax.Device
     return None
 
 
-def canary(implementation: Attention, cases: Sequence[Case], device: jax.Device) -> str | None:
-    """What goes wrong when it runs, or None.
+@dataclass(frozen=True, kw_only=True)
+class Canary:
+    """What came of the small batches on which an implementation is tried.
 
-    Runs a small batch for each kind of call, packed, padded, with NaN in the padding, and compares it with the
-    reference on the device itself.
+    Attributes:
+      problem: what is wrong, in one line, or None.
+      difference: the largest from the reference, whatever is allowed; 0 where it got nowhere.
+      seconds: of the slowest batch, once compiled.
     """
+
+    problem: str | None
+    difference: float
+    seconds: float
+
+
+def canary(implementation: Attention, cases: Sequence[Case], device: jax.Device) -> Canary:
+    """How it does on a small batch for each kind of call, packed, padded, with NaN in the padding, compared with the
+    reference on the device itself. Stops at the first that goes wrong."""
+    difference = seconds = 0.0
     for case in _canaries(cases):
         try:
-            wrong = _compare(implementation, case, device)
+            problem, differs, took = _compare(implementation, case, device)
         # Any exception: compilers fail in ways of their own, and none of them may stop a run on "auto".
         except Exception as error:
-            wrong = f"{type(error).__name__}: {error}"
-        if wrong is not None:
-            return f"canary {_short(case)}: {_one_line(wrong)}"
-    return None
+            problem, differs, took = f"{type(error).__name__}: {error}", 0.0, 0.0
+        difference, seconds = max(difference, differs), max(seconds, took)
+        if problem is not None:
+            problem = f"canary {_short(case)}: {_one_line(problem)}"
+            return Canary(problem=problem, difference=difference, seconds=seconds)
+    return Canary(problem=None, difference=difference, seconds=seconds)
 
 
 def _canaries(cases: Sequence[Case]) -> Iterator[Case]:
@@ -126,8 +146,10 @@ def _canaries(cases: Sequence[Case]) -> Iterator[Case]:
         yield replace(case, B=min(case.B, 4), window=window)
 
 
-def _compare(implementation: Attention, case: Case, device: jax.Device) -> str | None:
-    """How its result on a canary differs from the reference, or None."""
+def _compare(
+    implementation: Attention, case: Case, device: jax.Device
+) -> tuple[str | None, float, float]:
+    """Of a canary: what is wrong, or None; its largest difference from the reference; seconds it takes."""
     # Rows in order of what they can tell, as a case may have only one: two texts and padding, a full
     # row, nothing but padding, a single token.
     lengths = [(case.T // 3, case.T // 3), (case.T,), (), (1,)][: case.B]
@@ -148,14 +170,18 @@ def _compare(implementation: Attention, case: Case, device: jax.Device) -> str |
             raise ValueError(f"result is {context.dtype}{list(context.shape)}")
         return np.asarray(context, np.float32)
 
+    run(implementation)  # compiles
+    started = time.perf_counter()
     context = run(implementation)
-    if context[padding].any():  # NaN counts as true
-        return "the context of padding is not 0"
-    difference = np.abs(context - run(Reference())).max()
+    seconds = time.perf_counter() - started
+    difference = float(np.abs(context - run(Reference())).max())
     tolerance = CANARY_TOLERANCE[case.dtype]
-    if not difference <= tolerance:  # so that NaN fails
-        return f"differs from the reference by {difference:.2g}, more than {tolerance:g}"
-    return None
+    problem = None
+    if context[padding].any():  # NaN counts as true
+        problem = "the context of padding is not 0"
+    elif not difference <= tolerance:  # so that NaN fails
+        problem = f"differs from the reference by {difference:.2g}, more than {tolerance:g}"
+    return problem, difference, seconds
 
 
 @functools.cache  # so that the reference is compiled once for all candidates

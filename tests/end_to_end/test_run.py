@@ -257,7 +257,7 @@ def test_equal_texts_do_not_flatter_the_padding_efficiency(tiny_checkpoint, tmp_
 @pytest.mark.parametrize(
     ("setting", "value", "says"),
     [
-        ("attention", "flahs", "--attention: expected one of auto"),
+        ("attention", "flahs", "--attention 'flahs' is unknown; expected one of auto"),
         ("max_tokens_per_batch", 10, "--max-tokens-per-batch: expected at least 64"),
         ("window_tokens", 4096, "--window-tokens: expected at most 128"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -182,7 +183,7 @@ def test_the_canary_is_the_shortest_case_of_each_kind_and_small() -> None:
         Case(B=1, T=24, N=2, H=8, dtype="float32", window=64),
         Case(B=1, T=96, N=2, H=8, dtype="float32", window=64),
     ]
-    assert canary(Fake("spy", spy), cases, CPU) is None
+    assert canary(Fake("spy", spy), cases, CPU).problem is None
     assert seen == [
         (4, 12, "float32", None),
         (1, 24, "float32", 6),  # a window of 64 would hide nothing of 24
@@ -192,8 +193,8 @@ def test_the_canary_is_the_shortest_case_of_each_kind_and_small() -> None:
 
 def test_the_canary_notices_a_window_that_is_ignored() -> None:
     case = Case(B=1, T=64, N=2, H=8, dtype="bfloat16", window=64)
-    assert "differs" in str(canary(Fake("wrong", ignores_windows), [case], CPU))
-    assert canary(Fake("right"), [case], CPU) is None
+    assert "differs" in str(canary(Fake("wrong", ignores_windows), [case], CPU).problem)
+    assert canary(Fake("right"), [case], CPU).problem is None
 
 
 @pytest.mark.parametrize("T", [1, 2, 3])
@@ -201,7 +202,25 @@ def test_the_canary_notices_a_window_that_is_ignored() -> None:
 def test_rows_too_short_for_two_texts_have_a_canary_too(
     implementation: Reference | Xla, T: int
 ) -> None:
-    assert canary(implementation, [Case(B=4, T=T, N=1, H=8, dtype="bfloat16")], CPU) is None
+    assert canary(implementation, [Case(B=4, T=T, N=1, H=8, dtype="bfloat16")], CPU).problem is None
+
+
+def test_a_canary_tells_how_far_it_is_from_the_reference_and_how_long_it_takes() -> None:
+    def slow_and_off(*call: jax.Array, **sizes: int) -> jax.Array:
+        jax.debug.callback(lambda: time.sleep(0.05))
+        return Reference()(*call, **sizes) * (1 + 2**-15)
+
+    found = canary(Fake("slow and off", slow_and_off), CASES, CPU)
+    assert found.problem is None
+    assert 1e-6 < found.difference < 1e-4
+    assert found.seconds >= 0.05
+    assert canary(Fake("wrong", ignores_packing), CASES, CPU).difference > 0.1
+
+
+def test_without_canaries_refusals_alone_decide() -> None:
+    candidates = (Fake("short", longest=24), Fake("broken", fails_to_compile))
+    chosen = select("auto", CASES, CPU, candidates=candidates, canaries=False)
+    assert chosen.implementation == candidates[1]
 
 
 def test_no_cases_is_an_error() -> None:

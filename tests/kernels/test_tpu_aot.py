@@ -5,7 +5,9 @@ Compiling fails where the kernel asks for more VMEM than the chip has, or the pr
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+import itertools
 import math
 import re
 from functools import partial
@@ -13,20 +15,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from flax import nnx
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from kernels.attention.contract import Case
 from kernels.attention.pallas_tpu import PallasTpu
+from kernels.tpu import CHIPS, compile_for, devices
+from model.ahead import compile_ahead, hbm_bytes
 from model.config import EncoderConfig
-from model.encoder import Encoder
-from model.predictor import ROWS, _forward
 from pipeline.packing import places
 from pipeline.shapes import shape_table
-from tpu_compiler import HBM_GIB, TOPOLOGIES, compile_for, devices
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs libtpu: pip install lengthwise[tpu]"
@@ -51,7 +48,13 @@ MINILM = EncoderConfig(
 
 def few(*cases: Any, ordinary: set[Any]) -> list[Any]:
     """Parameters of which some are for every test run and the others for the full one."""
-    return [pytest.param(it, marks=[] if it in ordinary else [pytest.mark.full]) for it in cases]
+    return [
+        pytest.param(
+            *(it if isinstance(it, tuple) else (it,)),
+            marks=[] if it in ordinary else [pytest.mark.full],
+        )
+        for it in cases
+    ]
 
 
 def compile_kernel(chip: str, case: Case) -> Any:
@@ -79,7 +82,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", few(*CASES, ordinary={"MiniLM"}))
-@pytest.mark.parametrize("chip", few(*TOPOLOGIES, ordinary={"v5e", "v6e"}))
+@pytest.mark.parametrize("chip", few(*CHIPS, ordinary={"v5e", "v6e"}))
 def test_the_kernel_compiles(chip: str, case: str) -> None:
     program = compile_kernel(chip, CASES[case])
     assert "tpu_custom_call" in program.as_text()
@@ -127,8 +130,9 @@ def test_nothing_is_copied_or_transposed_around_the_kernel(chip: str, H: int) ->
 
 
 @pytest.mark.parametrize("layers", few(1, MINILM.layers, ordinary={1}))
-@pytest.mark.parametrize("count", [1, 4])
-@pytest.mark.parametrize("chip", few(*TOPOLOGIES, ordinary={"v5e", "v6e"}))
+@pytest.mark.parametrize(
+    ("chip", "count"), few(*itertools.product(CHIPS, (1, 4)), ordinary={("v5e", 1), ("v6e", 4)})
+)
 def test_the_encoder_compiles_for_a_shape_of_the_table(chip: str, count: int, layers: int) -> None:
     compile_encoder(
         chip, count, shape_table("tpu", MINILM.max_tokens, None, count).full[-1], layers
@@ -137,7 +141,7 @@ def test_the_encoder_compiles_for_a_shape_of_the_table(chip: str, count: int, la
 
 @pytest.mark.full
 @pytest.mark.parametrize("count", [1, 4])
-@pytest.mark.parametrize("chip", TOPOLOGIES)
+@pytest.mark.parametrize("chip", CHIPS)
 def test_the_encoder_compiles_for_every_shape_of_the_table(chip: str, count: int) -> None:
     shapes = shape_table("tpu", MINILM.max_tokens, None, count).shapes
     assert len(shapes) > 10
@@ -147,29 +151,11 @@ def test_the_encoder_compiles_for_every_shape_of_the_table(chip: str, count: int
 
 def compile_encoder(chip: str, count: int, shape: tuple[int, int], layers: int) -> None:
     """As the predictor does it, for parameters and inputs that are only described."""
-    B, T = shape
-    mesh = Mesh(np.array(devices(chip)[:count]), (ROWS,))
-    config = MINILM.__class__(**{**MINILM.__dict__, "layers": layers})
-    graph, state = nnx.split(nnx.eval_shape(lambda: Encoder(config, jnp.dtype("bfloat16"))))
-    leaves, structure = jax.tree.flatten(state)
-    everywhere = NamedSharding(mesh, P())
-    parameters = [jax.ShapeDtypeStruct(it.shape, it.dtype, sharding=everywhere) for it in leaves]
-    inputs = jax.ShapeDtypeStruct((3, B, T), "int32", sharding=NamedSharding(mesh, P(None, ROWS)))
-    forward = partial(
-        _forward,
-        network=lambda leaves: nnx.merge(graph, jax.tree.unflatten(structure, leaves)),
-        attention=PallasTpu(),
-        pooling=config.pooling,
-        segments=places(T),
-    )
-    sharded = jax.shard_map(
-        forward, mesh=mesh, in_specs=(P(), P(None, ROWS)), out_specs=P(ROWS), check_vma=False
-    )
-    traced = jax.jit(sharded).trace(parameters, inputs)
-    program = traced.lower(lowering_platforms=("tpu",)).compile()
+    config = dataclasses.replace(MINILM, layers=layers)
+    program = compile_ahead(
+        config, devices(chip)[:count], shape, "bfloat16", attention=PallasTpu(), segments=places(shape[1])
+    )  # fmt: skip
     text = program.as_text()
     assert text.count('custom_call_target="tpu_custom_call"') == layers
     assert not re.search("all-reduce|all-gather|all-to-all|collective-permute", text)
-    memory = program.memory_analysis()
-    used = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
-    assert used < HBM_GIB[chip] * 2**30 / 2  # room for the next batch
+    assert hbm_bytes(program) < CHIPS[chip].hbm_bytes / 2  # room for the next batch

@@ -86,6 +86,18 @@ def test_texts_that_share_a_row_give_the_same_as_in_rows_of_their_own(
     assert not packed[0, 5:].any() and not packed[1, 3:].any()
 
 
+def test_places_that_no_row_of_the_batch_takes_stay_on_the_device(
+    load_model: Load, tiny_checkpoint: Path, texts: list[np.ndarray]
+) -> None:
+    predictor = load_model(tiny_checkpoint, SHAPES)
+    places = {0: 1, 1: 1, 2: 2, 3: 4, 5: 6}  # 6: all there are
+    for number, taken in places.items():
+        packed = run(predictor, [texts[:1], texts[:number]], 64, segments=6)
+        assert packed.shape == (2, taken, 32)
+    assert np.abs(packed[0, 0] - packed[1, 0]).max() <= SAME["float32"]
+    assert packed[1, :5].any(-1).all() and not packed[0, 1:].any() and not packed[1, 5:].any()
+
+
 def test_a_token_counts_and_so_does_its_place(load_model: Load, tiny_checkpoint: Path) -> None:
     predictor = load_model(tiny_checkpoint, SHAPES)
     text = np.array([101, 2003, 2023, 102])

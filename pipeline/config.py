@@ -16,6 +16,7 @@ from typing import Any
 TASKS = ("embed",)
 DEVICES = ("auto", "cpu", "gpu", "tpu")
 DTYPES = ("auto", "float32", "bfloat16")
+TPUS = ("v4", "v5e", "v5p", "v6e", "tpu7x")
 FORMATS = ("auto", "text", "markdown", "jsonl", "parquet")
 
 
@@ -155,6 +156,18 @@ class OutputSettings:
     max_rows_per_file: int = setting("rows of an output file", 1_000_000)
     max_bytes_per_file: int = setting("size of an output file, roughly", 256 * 2**20)
     resume: bool = setting("go on from an interrupted run of the same job", True)
+    incremental: bool = setting(
+        "compute only what changed since the latest date published before this one", False
+    )
+    carry_over: bool = setting(
+        "with --incremental: copy the rows of unchanged objects, so that each date is whole", True
+    )
+    retry_failures: bool = setting(
+        "compute only what failed or changed since this date was published", False
+    )
+    keep_days: int | None = setting(
+        "after publishing, delete dates more than this many days older", None
+    )
 
     def __post_init__(self) -> None:
         ok = bool(self.output) and "\0" not in self.output and self.output.isprintable()
@@ -167,6 +180,19 @@ class OutputSettings:
             except ValueError:
                 ok = False
             _require(ok, "date", "a day as YYYY-MM-DD", self.date)
+        if self.incremental and self.retry_failures:
+            raise SettingsError(
+                "--incremental and --retry-failures: expected one of them, since they build on different dates"
+            )
+        if not self.carry_over and not self.incremental:
+            raise SettingsError("--no-carry-over: expected --incremental with it")
+        if not self.carry_over and self.keep_days is not None:
+            raise SettingsError(
+                "--keep-days: expected carry-over, since with --no-carry-over later dates need the rows of older ones"
+            )
+        _require(
+            self.keep_days is None or self.keep_days > 0, "keep-days", "more than 0", self.keep_days
+        )
         _require(
             0 <= self.max_failure_ratio <= 1, "max-failure-ratio", "0 to 1", self.max_failure_ratio
         )
@@ -189,3 +215,46 @@ class Job:
     model: ModelSettings
     batching: BatchingSettings
     output: OutputSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckupSettings:
+    """What is looked at."""
+
+    model: str | None = setting(
+        "checkpoint folder, or package:NAME for one in an installed package; default: shapes like BERT-base's",
+        None,
+    )
+    device: str = setting("where the model would run", "auto", choices=DEVICES)
+    dtype: str = setting("as for run", "auto", choices=DTYPES)
+    attention: str = setting("as for run", "auto")
+    window_tokens: int | None = setting("as for run", None)
+    max_tokens_per_batch: int | None = setting("as for run", None)
+    tpu: str | None = setting(
+        "compile the model for this TPU, which need not be there (needs lengthwise[tpu])",
+        None,
+        choices=TPUS,
+    )
+    json: bool = setting("print JSON", False)
+
+    def __post_init__(self) -> None:
+        _require(self.device in DEVICES, "device", f"one of {', '.join(DEVICES)}", self.device)
+        _require(self.dtype in DTYPES, "dtype", f"one of {', '.join(DTYPES)}", self.dtype)
+        for flag, value, least in (
+            ("window-tokens", self.window_tokens, 3),
+            ("max-tokens-per-batch", self.max_tokens_per_batch, 1),
+        ):
+            _require(value is None or value >= least, flag, f"{least} or more", value)
+        if self.tpu is not None:
+            _require(self.tpu in TPUS, "tpu", f"one of {', '.join(TPUS)}", self.tpu)
+            if self.model is None:
+                raise SettingsError(f"--tpu {self.tpu}: expected --model with it, which is compiled")
+            if self.device not in ("auto", "tpu"):
+                raise SettingsError(f"--tpu {self.tpu}: expected no other --device, got {self.device!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkup:
+    """All settings of the doctor."""
+
+    checking: CheckupSettings

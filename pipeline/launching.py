@@ -18,12 +18,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from model import checkpoint
 from model.config import CheckpointError, EncoderConfig
 from model.tokenizer import TokenizerConfig
 from pipeline.assembling import SCHEMA_VERSION, document_schema
 from pipeline.config import Job, ModelSettings, SettingsError
+from pipeline.incremental import compare, latest_base, own_base
 from pipeline.listing import Listing, field_types, list_units, write_listing
 from pipeline.objects import absolute
 from pipeline.records import Run
@@ -75,10 +77,16 @@ def launch(job: Job) -> Iterator[Run]:
         staging.mkdir(parents=True, exist_ok=True)
         control = Path(layout.control(run_id))
         control.mkdir(parents=True)
+        base = None
+        if job.output.retry_failures:
+            base = own_base(layout)
+        elif job.output.incremental:
+            base = latest_base(layout)
+        changes = compare(listing.units, base, layout, fingerprint)
         resumed: tuple[str, ...] = ()
-        todo = listing.units
+        todo = changes.units
         if job.output.resume:
-            resumable = find_resumable(layout, fingerprint, listing.units)
+            resumable = find_resumable(layout, fingerprint, changes.units)
             resumed, todo = resumable.sidecars, resumable.units
         run = Run(
             job=job,
@@ -99,8 +107,12 @@ def launch(job: Job) -> Iterator[Run]:
             todo=str(control / "todo.parquet"),
             resumed=resumed,
             control=str(control),
+            base=base.date if base is not None else None,
+            unchanged=str(control / "unchanged.parquet"),
+            deleted=changes.deleted,
         )
-        write_listing(listing.units, run.listing)
+        pq.write_table(changes.unchanged, run.unchanged)
+        write_listing(changes.units, run.listing)
         write_listing(todo, run.todo)
         yield run
 

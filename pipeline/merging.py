@@ -1,9 +1,11 @@
-"""Merge: staged files, many and small, → the few files of a partition, sized for readers."""
+"""Merge: rows of staged files, many and small, and of earlier partitions → the few files of a partition, sized for
+readers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,11 +13,21 @@ import pyarrow.parquet as pq
 
 from pipeline import storage
 from pipeline.progress import Control
-from pipeline.sidecars import Sidecar
 from pipeline.writing import RowGroupWriter, attention_metadata
 
 READ_BYTES = 2**20  # of a column at a time
 BATCH_ROWS = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A file some or all of whose rows go into the partition. It stays as it is."""
+
+    path: str
+    rows: int  # that go
+    size_bytes: int  # that they take, about
+    keep: np.ndarray | None = None  # bool[rows of the file]: which go; None: all
+    facts: Mapping[str, Any]  # what its workers decided, see Figures.facts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,30 +38,29 @@ class MergedFile:
     rows: int
 
 
-def plan_merge(staged: Sequence[Sidecar], *, max_rows: int, max_bytes: int) -> list[list[Sidecar]]:
-    """Which staged files make which file, in order; a file at least half as big as allowed stands alone.
+def plan_merge(sources: Iterable[Source], *, max_rows: int, max_bytes: int) -> list[list[Source]]:
+    """Which sources make which file, in order; one at least half as big as allowed stands alone.
 
-    `max_bytes` is checked with the staged sizes, which merging seldom raises.
+    `max_bytes` is checked with the sources' sizes, which merging seldom raises.
     """
-    groups: list[list[Sidecar]] = []
-    small: list[Sidecar] = []
+    groups: list[list[Source]] = []
+    small: list[Source] = []
     rows = size = 0
-    for sidecar in staged:
-        if 2 * sidecar.rows >= max_rows or 2 * sidecar.size_bytes >= max_bytes:
-            groups.append([sidecar])
+    for source in sources:
+        if 2 * source.rows >= max_rows or 2 * source.size_bytes >= max_bytes:
+            groups.append([source])
             continue
-        if small and (rows + sidecar.rows > max_rows or size + sidecar.size_bytes > max_bytes):
+        if small and (rows + source.rows > max_rows or size + source.size_bytes > max_bytes):
             groups.append(small)
             small, rows, size = [], 0, 0
-        small.append(sidecar)
-        rows += sidecar.rows
-        size += sidecar.size_bytes
+        small.append(source)
+        rows += source.rows
+        size += source.size_bytes
     return [*groups, small] if small else groups
 
 
 def merge(
-    staged: Sequence[Sidecar],
-    left_out: Mapping[str, frozenset[int]],
+    sources: Iterable[Source],
     schema: pa.Schema,
     *,
     folder: str,
@@ -60,56 +71,44 @@ def merge(
 ) -> Iterator[MergedFile]:
     """Builds the partition's files `STEM-00000.parquet`, … in `folder`, at least one even without rows.
 
-    `left_out` names rows, by the staged file's path, that do not come along. Staged files stay as they are, whatever
-    happens: they are what an interrupted publication goes on from. Memory is bounded by about two row groups.
+    Sources stay as they are, whatever happens: they are what an interrupted publication goes on from. Memory is bounded
+    by about two row groups.
 
     Raises:
       Stopped: the run was asked to stop.
     """
-    groups = plan_merge(staged, max_rows=max_rows, max_bytes=max_bytes)
+    groups = plan_merge(sources, max_rows=max_rows, max_bytes=max_bytes)
     for number, group in enumerate(groups or [[]]):
         control.raise_if_stopping()
         path = storage.join(folder, f"{stem}-{number:05}.parquet")
-        alone = len(group) == 1 and not left_out.get(group[0].file_path)
-        if alone:
-            storage.copy(group[0].file_path, path)
-            yield MergedFile(path=path, rows=group[0].rows)
+        if len(group) == 1 and group[0].keep is None:
+            storage.copy(group[0].path, path)
         else:
-            rows = _concatenate(group, left_out, schema, path, control)
-            yield MergedFile(path=path, rows=rows)
+            _concatenate(group, schema, path, control)
+        yield MergedFile(path=path, rows=sum(source.rows for source in group))
 
 
-def _concatenate(
-    group: Sequence[Sidecar],
-    left_out: Mapping[str, frozenset[int]],
-    schema: pa.Schema,
-    path: str,
-    control: Control,
-) -> int:
-    rows = 0
+def _concatenate(group: Sequence[Source], schema: pa.Schema, path: str, control: Control) -> None:
     writer = RowGroupWriter(path, schema)
     try:
-        for sidecar in group:
-            for table in _batches(sidecar, left_out.get(sidecar.file_path, frozenset())):
+        for source in group:
+            for table in _batches(source):
                 control.raise_if_stopping()
                 writer.write(table.cast(schema))
-                rows += table.num_rows
-        writer.close(attention_metadata(sidecar.figures.facts for sidecar in group))
+        writer.close(attention_metadata(source.facts for source in group))
     except BaseException:
         writer.abort()
         raise
-    return rows
 
 
-def _batches(sidecar: Sidecar, left_out: frozenset[int]) -> Iterator[pa.Table]:
-    with storage.open_input(sidecar.file_path) as file:
+def _batches(source: Source) -> Iterator[pa.Table]:
+    with storage.open_input(source.path) as file:
         parquet = pq.ParquetFile(file, buffer_size=READ_BYTES)
         start = 0
         for batch in parquet.iter_batches(BATCH_ROWS, use_threads=False):
             table = pa.Table.from_batches([batch])
             stop = start + table.num_rows
-            if left_out:
-                keep = ~np.isin(np.arange(start, stop), list(left_out))
-                table = table.filter(pa.array(keep))
+            if source.keep is not None:
+                table = table.filter(pa.array(source.keep[start:stop]))
             start = stop
             yield table

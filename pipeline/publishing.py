@@ -10,50 +10,35 @@ from __future__ import annotations
 import datetime
 import io
 import json
-import logging
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline import reporting, sidecars, storage
 from pipeline.assembling import METADATA_PREFIX, SCHEMA_VERSION
+from pipeline.incremental import carried
 from pipeline.listing import read_listing
-from pipeline.merging import merge
+from pipeline.merging import Source, merge
+from pipeline.partitions import (
+    FAILURES_SCHEMA,
+    OBJECTS_SCHEMA,
+    delete_files,
+    delete_older,
+    read_manifest,
+    unchanged_objects,
+)
 from pipeline.progress import Control, Stopped
 from pipeline.reconciling import Reconciled, RunFailed, reconcile, tally
 from pipeline.records import Failure, Run, StagedFile
 from pipeline.sidecars import Sidecar
 from pipeline.state import Layout
 
-__all__ = ["FAILURES_SCHEMA", "OBJECTS_SCHEMA", "RunFailed", "publish"]
-
-log = logging.getLogger(__name__)
-
 MANIFEST_VERSION = 1
 BUILD = "publish"  # folder in the staging folder where the partition's files are built
-FAILURES_SCHEMA = pa.schema(
-    [
-        pa.field("uri", pa.string(), nullable=False),
-        pa.field("record", pa.string()),  # null: the object itself
-        pa.field("position", pa.int64()),  # byte offset or row; null: the object itself
-        pa.field("step", pa.string(), nullable=False),
-        pa.field("reason", pa.string(), nullable=False),
-        pa.field("message", pa.string(), nullable=False),
-    ]
-)
-OBJECTS_SCHEMA = pa.schema(
-    [
-        pa.field("uri", pa.string(), nullable=False),
-        pa.field("generation", pa.string(), nullable=False),
-        pa.field("size", pa.int64(), nullable=False),
-        pa.field("records", pa.int64(), nullable=False),
-        pa.field("failed", pa.int64(), nullable=False),
-        pa.field("fingerprint", pa.string(), nullable=False),
-    ]
-)
 
 
 def publish(run: Run, files: Iterable[StagedFile]) -> None:
@@ -65,7 +50,9 @@ def publish(run: Run, files: Iterable[StagedFile]) -> None:
       RunFailed: reconciliation found a loss, or too many records failed. The staged files and a report stay.
     """
     layout = Layout(run.job.output.output, run.date)
-    manifest = _own_manifest(layout, run)
+    manifest = read_manifest(layout)
+    if manifest is not None and manifest["run_id"] != run.run_id:
+        manifest = None  # ours is there when publishing is repeated
     if manifest is not None and reporting.status(layout, run.run_id) == "published":
         _tidy(layout, manifest, run)
         return
@@ -145,8 +132,7 @@ def _commit(
     storage.delete_folder(build)  # what an interrupted publication has left
     merged = list(
         merge(
-            [sidecar for sidecar in staged if sidecar.file is not None],
-            reconciled.left_out,
+            [*_staged_sources(staged, reconciled), *_carried_sources(run, layout)],
             run.schema,
             folder=build,
             stem=stem,
@@ -160,12 +146,10 @@ def _commit(
     failures_path = storage.join(build, "failures", f"{stem}-00000.parquet")
     _write_table(failures_path, failed)
     failures = _put(layout, failures_path, layout.failures, failed.num_rows)
-    # The state lies beside earlier partitions under a fixed name: its checksum in the manifest says whether the two
-    # belong together.
     objects = _objects_table(run, reconciled)
-    objects_path = storage.join(build, storage.name_of(layout.objects))
+    objects_path = storage.join(build, "state", f"{stem}-00000.parquet")
     _write_table(objects_path, objects)
-    state = _put(layout, objects_path, layout.objects.rpartition("/")[0], objects.num_rows)
+    state = _put(layout, objects_path, layout.state, objects.num_rows)
     manifest = {
         "version": MANIFEST_VERSION,
         "schema_version": SCHEMA_VERSION,
@@ -181,6 +165,25 @@ def _commit(
     }
     storage.write(layout.manifest, json.dumps(manifest, indent=2).encode() + b"\n")
     return manifest
+
+
+def _staged_sources(staged: Sequence[Sidecar], reconciled: Reconciled) -> Iterator[Source]:
+    for sidecar in staged:
+        if sidecar.file is None:
+            continue
+        left_out = reconciled.left_out.get(sidecar.file_path, frozenset())
+        keep = ~np.isin(np.arange(sidecar.rows), list(left_out)) if left_out else None
+        yield Source(
+            path=sidecar.file_path,
+            rows=sidecar.rows - len(left_out),
+            size_bytes=sidecar.size_bytes,
+            keep=keep,
+            facts=sidecar.figures.facts,
+        )
+
+
+def _carried_sources(run: Run, layout: Layout) -> Iterable[Source]:
+    return carried(unchanged_objects(run), layout) if run.job.output.carry_over else ()
 
 
 def _put(layout: Layout, path: str, folder: str, rows: int) -> dict[str, Any]:
@@ -230,44 +233,37 @@ def _objects_table(run: Run, reconciled: Reconciled) -> pa.Table:
         records[counted.units[unit_id].uri] += count
     for failure in reconciled.failures:
         failed[counted.units[failure.unit_id].uri] += 1
-    ordered = sorted(objects)
-    return pa.table(
+    unchanged = unchanged_objects(run)
+    if run.job.output.carry_over:
+        dates = pa.array([run.date] * unchanged.num_rows, pa.string())
+        unchanged = unchanged.set_column(
+            OBJECTS_SCHEMA.names.index("partition"), OBJECTS_SCHEMA.field("partition"), dates
+        )
+    computed = pa.table(
         {
-            "uri": ordered,
-            "generation": [objects[uri].generation for uri in ordered],
-            "size": [objects[uri].size_bytes for uri in ordered],
-            "records": [records[uri] for uri in ordered],
-            "failed": [failed[uri] for uri in ordered],
-            "fingerprint": [run.fingerprint] * len(ordered),
+            "uri": list(objects),
+            "generation": [unit.generation for unit in objects.values()],
+            "size": [unit.size_bytes for unit in objects.values()],
+            "records": [records[uri] for uri in objects],
+            "failed": [failed[uri] for uri in objects],
+            "fingerprint": [run.fingerprint] * len(objects),
+            "partition": [run.date] * len(objects),
         },
         schema=OBJECTS_SCHEMA,
     )
-
-
-def _own_manifest(layout: Layout, run: Run) -> dict[str, Any] | None:
-    """The date's manifest if this run has put it there: publishing is being repeated."""
-    if not storage.exists(layout.manifest):
-        return None
-    try:
-        manifest: dict[str, Any] = json.loads(storage.read(layout.manifest))
-        return manifest if manifest["run_id"] == run.run_id else None
-    except (ValueError, KeyError, TypeError):
-        log.warning("%s is not a manifest of ours and is replaced", layout.manifest)
-        return None
+    return pa.concat_tables([computed, unchanged]).sort_by("uri")
 
 
 def _tidy(layout: Layout, manifest: dict[str, Any], run: Run) -> None:
-    """Deletes what the manifest does not name, then the staging area but for what the running launcher still uses."""
-    listed = {entry["path"] for entry in (*manifest["documents"], *manifest["failures"])}
-    for folder in (layout.documents, layout.failures):
-        for name in storage.files(folder):
-            path = storage.join(folder, name)
-            ours = name.startswith("part-") or name.startswith(storage.TEMPORARY)
-            if ours and layout.relative(path) not in listed:
-                storage.delete(path)
+    """Deletes what the manifest does not name, the staging area but for what the running launcher still uses, and dates
+    that are too old."""
+    entries = (*manifest["documents"], *manifest["failures"], manifest["state"])
+    delete_files(layout, keep={entry["path"] for entry in entries})
     for name in storage.folders(layout.staging):
         if name != "runs":
             storage.delete_folder(storage.join(layout.staging, name))
     for run_id in storage.folders(storage.join(layout.staging, "runs")):
         if run_id != run.run_id:
             storage.delete_folder(layout.control(run_id))
+    if run.job.output.keep_days is not None:
+        delete_older(layout, run.job.output.keep_days, run.run_id)

@@ -8,8 +8,9 @@ and nothing is counted anywhere but in the data itself.
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,9 @@ class WorkUnit:
 
     `start` and `stop` are byte offsets (JSON Lines) or row-group numbers (Parquet); a whole object
     has start 0 and stop None. `generation` identifies the object's content: GCS generation, etag, or
-    mtime in nanoseconds; "" when the object was named but not found. `done` holds the positions that an
-    interrupted run has already written: the reader counts them but does not emit them.
+    mtime in nanoseconds; "" when the object was named but not found. `done` holds, sorted, the positions that an
+    interrupted run has already written: the reader counts them but does not emit them. There may be millions, so they
+    travel as an `array("q")`, 8 bytes each.
     """
 
     uri: str
@@ -39,7 +41,7 @@ class WorkUnit:
     stop: int | None
     size_bytes: int
     generation: str
-    done: frozenset[int] = frozenset()
+    done: Sequence[int] = field(default=(), hash=False)
 
     @property
     def unit_id(self) -> str:
@@ -47,6 +49,10 @@ class WorkUnit:
         # The size as well: a copy that keeps its time of change may replace an object unnoticed.
         stop = "" if self.stop is None else self.stop
         return f"{self.uri}#{self.start}-{stop}@{self.generation}+{self.size_bytes}"
+
+    def is_done(self, position: int) -> bool:
+        index = bisect_left(self.done, position)
+        return index < len(self.done) and self.done[index] == position
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,6 +183,10 @@ class Envelope:
     figures: Figures = field(default_factory=Figures)
 
 
+MAX_CHUNK_RECORDS = 256
+MAX_CHUNK_BYTES = 2**20  # of text; a larger document is a chunk of its own
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk(Envelope):
     """Consecutive records of one work unit, bounded in bytes and number."""
@@ -282,4 +292,9 @@ class Run:
     hidden: int  # files that the listing left out because of their names
     todo: str  # staged listing: the work units, or parts of them, that `resumed` lacks
     resumed: tuple[str, ...] = ()  # sidecars kept from interrupted runs
+    base: str | None = None  # the published date that this run builds on
+    unchanged: str | None = (
+        None  # state of the base's objects that need not be computed; not in `listing`
+    )
+    deleted: int = 0  # objects of the base that are no longer listed
     control: str | None = None  # local folder of the stop flag and the progress counters

@@ -16,7 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
+import pyarrow.compute as pc
+
 from pipeline import storage
+from pipeline.partitions import unchanged_objects
 from pipeline.progress import Control
 from pipeline.reconciling import Reconciled, Tally
 from pipeline.records import Failure, Figures, Run
@@ -84,6 +87,7 @@ def make_report(
     manifest: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     now = time.time()
+    unchanged = unchanged_objects(run)
     partition = Figures.total(sidecar.figures for sidecar in staged)
     own_files = [sidecar for sidecar in staged if sidecar.run_id == run.run_id]
     own = Figures.total(sidecar.figures for sidecar in own_files)
@@ -102,7 +106,15 @@ def make_report(
         "partition": layout.documents,
         "started": _moment(run.started),
         "finished": _moment(now),
-        "documents": _documents(counted, reconciled),
+        "documents": _documents(
+            counted, reconciled, skipped=pc.sum(unchanged["records"]).as_py() or 0
+        ),
+        "incremental": {
+            "base": run.base,
+            "objects_unchanged": unchanged.num_rows,
+            "objects_deleted": run.deleted,
+            "carried_over": run.job.output.carry_over,
+        },
         "hidden_files": run.hidden,
         "units": {
             "listed": len(counted.units),
@@ -147,8 +159,10 @@ def _moment(seconds: float) -> str:
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="seconds")
 
 
-def _documents(counted: Tally, reconciled: Reconciled | None) -> dict[str, int | None]:
-    """What became of the documents. `read` = `written` + `failed` + those lost on the way, in a run that failed.
+def _documents(
+    counted: Tally, reconciled: Reconciled | None, *, skipped: int
+) -> dict[str, int | None]:
+    """What became of the documents. `skipped` are those of unchanged objects, in an incremental run. `read` = `written` + `failed` + those lost on the way, in a run that failed.
 
     `listed` and `not_started` are None where a stopped run leaves files of many records unread: nobody knows how many.
     """
@@ -160,14 +174,14 @@ def _documents(counted: Tally, reconciled: Reconciled | None) -> dict[str, int |
     written = reconciled.documents if reconciled else counted.documents.total()
     listed = None
     if all(unit.format not in ("jsonl", "parquet") for unit in unread):  # a document a file
-        listed = sum(counted.records.values()) + len(unread)
+        listed = skipped + sum(counted.records.values()) + len(unread)
     return {
         "listed": listed,
         "read": read,
         "written": written,
         "failed": len(failures),
-        "skipped": 0,
-        "not_started": None if listed is None else listed - read,
+        "skipped": skipped,
+        "not_started": None if listed is None else listed - skipped - read,
     }
 
 

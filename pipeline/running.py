@@ -120,8 +120,10 @@ def _summary(report: dict[str, Any], path: Path) -> str:
     failed = f", {documents['failed']:,} failed" if documents["failed"] else ""
     before = sum(run["documents"] for run in report["runs"] if run["run_id"] != report["run_id"])
     kept = f" ({before:,} of them computed by interrupted runs)" if before else ""
+    how = "carried over" if report["incremental"]["carried_over"] else "left in earlier dates"
+    unchanged = f", {documents['skipped']:,} unchanged {how}" if documents["skipped"] else ""
     return (
-        f"Published {documents['written']:,} documents{kept}{failed} to {_short(report['partition'])} "
+        f"Published {documents['written']:,} documents{kept}{failed}{unchanged} to {_short(report['partition'])} "
         f"in {report['seconds']['total']:.1f} s ({report['documents_per_second']:.1f} documents/s)\n"
         f"Report: {_short(path.with_suffix('.html'))}"
     )

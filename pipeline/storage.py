@@ -11,6 +11,7 @@ import hashlib
 import os
 import shutil
 import uuid
+from contextlib import suppress
 from typing import BinaryIO, cast
 
 from apache_beam.io.filesystem import CompressionTypes
@@ -133,6 +134,13 @@ def delete_folder(folder: str) -> None:
         shutil.rmtree(folder)
     except FileNotFoundError:
         return
+
+
+def delete_empty_folder(folder: str) -> None:
+    """Deletes a folder if nothing is in it; object stores have none."""
+    if is_local(folder):
+        with suppress(OSError):
+            os.rmdir(folder)
 
 
 def sha256(path: str) -> str:

@@ -315,6 +315,30 @@ def test_a_device_fault_fails_the_run_with_a_report_and_the_next_run_goes_on(
     assert failures(tmp_path, DATE).num_rows == 0
 
 
+def test_the_next_date_computes_what_has_changed_and_holds_everything(tiny_checkpoint, tmp_path):
+    folder, output = tmp_path / "in", tmp_path / "out"
+    folder.mkdir()
+    for name in ("same", "changed", "deleted"):
+        (folder / f"{name}.txt").write_text(f"the {name} document")
+    (folder / "broken.txt").write_bytes(b"\xff\xff")
+    settings = {"incremental": True, "max_failure_ratio": 1.0}
+    assert run_here(job(folder, output, tiny_checkpoint, date="2026-01-01", **settings)) == 0
+    (folder / "changed.txt").write_text("the document has changed")
+    (folder / "deleted.txt").unlink()
+    (folder / "new.txt").write_text("a new document")
+    assert run_here(job(folder, output, tiny_checkpoint, date="2026-01-02", **settings)) == 0
+    (report,) = reports(output, "2026-01-02")
+    counts = report["documents"]
+    assert (counts["skipped"], counts["written"], counts["failed"]) == (1, 2, 1)
+    assert report["incremental"]["objects_deleted"] == 1
+
+    whole = tmp_path / "whole"
+    assert (
+        run_here(job(folder, whole, tiny_checkpoint, date="2026-01-02", max_failure_ratio=1.0)) == 0
+    )
+    assert_same(documents(output, "2026-01-02"), documents(whole, "2026-01-02"))
+
+
 def test_a_kept_field_is_null_where_the_format_has_none(tiny_checkpoint, tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_text("plain text")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -11,43 +12,37 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline import sidecars
-from pipeline.merging import merge, plan_merge
+from pipeline.merging import Source, merge, plan_merge
 from pipeline.progress import Control
-from pipeline.records import Figures
-from pipeline.sidecars import Sidecar
 from staged_case import make_rows, make_run, make_unit, stage
 
 UNIT = make_unit()
 
 
-def fake(rows: int, size: int, name: str = "a") -> Sidecar:
-    return Sidecar(
-        path=f"/s/{name}.json",
-        file=f"{name}.parquet",
-        size_bytes=size,
-        fingerprint="f",
-        run_id="r",
-        unit_ids=(),
-        units=None,  # type: ignore[arg-type]
-        positions=None,  # type: ignore[arg-type]
-        document_ids=pa.array(["x"] * rows),
-        failures=(),
-        completions=(),
-        figures=Figures(),
-    )
+def fake(rows: int, size: int, name: str = "a") -> Source:
+    return Source(path=name, rows=rows, size_bytes=size, facts={})
 
 
 def merged(tmp_path: Path, *several: range, left_out=None, **limits) -> list[pa.Table]:
     run = make_run(tmp_path, [UNIT])
-    staged = [
-        sidecars.read(f.sidecar)
-        for f in stage(run, *(make_rows(run, UNIT, positions) for positions in several))
-    ]
-    out = {staged[number].file_path: frozenset(rows) for number, rows in (left_out or {}).items()}
+    sources = []
+    for number, file in enumerate(
+        stage(run, *(make_rows(run, UNIT, positions) for positions in several))
+    ):
+        sidecar = sidecars.read(file.sidecar)
+        keep = ~np.isin(range(sidecar.rows), (left_out or {}).get(number, []))
+        sources.append(
+            Source(
+                path=sidecar.file_path,
+                rows=int(keep.sum()),
+                size_bytes=sidecar.size_bytes,
+                keep=None if keep.all() else keep,
+                facts=sidecar.figures.facts,
+            )
+        )
     files = list(
         merge(
-            staged,
-            out,
+            sources,
             run.schema,
             folder=str(tmp_path / "built"),
             stem="part",
@@ -58,7 +53,7 @@ def merged(tmp_path: Path, *several: range, left_out=None, **limits) -> list[pa.
     tables = [pq.read_table(file.path) for file in files]
     assert [table.num_rows for table in tables] == [file.rows for file in files]
     assert all(table.schema.equals(run.schema) for table in tables)
-    assert all(Path(sidecar.file_path).exists() for sidecar in staged), "staged files stay"
+    assert all(Path(source.path).exists() for source in sources), "sources stay"
     return tables
 
 
@@ -81,7 +76,7 @@ def test_a_file_at_least_half_as_big_as_allowed_is_taken_as_it_is(tmp_path):
     assert sorted(map(len, tables)) == [4, 5]
 
 
-def test_merged_rows_are_those_of_the_staged_files(tmp_path):
+def test_merged_rows_are_those_of_the_sources(tmp_path):
     [table] = merged(tmp_path, range(3), range(3, 6))
     for row in table.to_pylist():
         position = int(row["record"])
@@ -107,10 +102,10 @@ def test_rows_and_bytes_both_bound_a_file(rows, size):
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.integers(1, 100), st.integers(1, 1000)), max_size=60))
-def test_every_staged_file_is_in_one_group_and_no_group_is_too_big_or_two_could_be_one(sizes):
-    staged = [fake(rows, size, str(number)) for number, (rows, size) in enumerate(sizes)]
-    groups = plan_merge(staged, max_rows=100, max_bytes=1000)
-    assert sorted(int(s.path[3:-5]) for group in groups for s in group) == list(range(len(staged)))
+def test_every_source_is_in_one_group_and_no_group_is_too_big_or_two_could_be_one(sizes):
+    sources = [fake(rows, size, str(number)) for number, (rows, size) in enumerate(sizes)]
+    groups = plan_merge(sources, max_rows=100, max_bytes=1000)
+    assert sorted(int(s.path) for group in groups for s in group) == list(range(len(sources)))
     totals = [(sum(s.rows for s in g), sum(s.size_bytes for s in g)) for g in groups]
     assert all(rows <= 100 and size <= 1000 for rows, size in totals)
     merges = [total for total, group in zip(totals, groups, strict=True) if len(group) > 1]

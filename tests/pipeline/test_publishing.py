@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline import sidecars
+from pipeline.partitions import FAILURES_SCHEMA, read_objects
 from pipeline.progress import Control
-from pipeline.publishing import FAILURES_SCHEMA, RunFailed, publish, report_failure
+from pipeline.publishing import RunFailed, publish, report_failure
 from pipeline.records import Run, StagedFile
 from pipeline.state import DateLock, find_resumable
 from pipeline.writing import RowGroupWriter
@@ -56,7 +57,7 @@ ALL = [(A.uri, "0"), (A.uri, "10"), (A.uri, "20"), (A.uri, "30"), (B.uri, "0")]
 def assert_nothing_published(run: Run) -> None:
     assert not Path(layout(run).documents).exists()
     assert not Path(layout(run).failures).exists()
-    assert not Path(layout(run).objects).exists()
+    assert not Path(layout(run).state).exists()
 
 
 # --- what is published
@@ -72,7 +73,7 @@ def test_a_run_gives_one_file_a_failures_file_a_state_and_a_report_and_no_more(t
         f"failures/date={DATE}/part-run-1-00000.parquet",
         f"runs/date={DATE}/run-1/report.html",
         f"runs/date={DATE}/run-1/report.json",
-        f"state/date={DATE}/objects.parquet",
+        f"state/date={DATE}/part-run-1-00000.parquet",
     ]
     assert records_of(read_partition(run)) == ALL
     assert not (tmp_path / "_staging").exists()
@@ -134,9 +135,11 @@ def test_the_state_has_one_row_an_object_however_many_units_it_was_read_in(tmp_p
             make_rows(run, B, [0], records=1),
         ),
     )
-    assert pq.read_table(layout(run).objects).to_pylist() == [
-        {"uri": A.uri, "generation": "1", "size": 1000, "records": 3, "failed": 1, "fingerprint": FINGERPRINT},
-        {"uri": B.uri, "generation": "1", "size": 7, "records": 1, "failed": 0, "fingerprint": FINGERPRINT},
+    assert read_objects(layout(run)).to_pylist() == [
+        {"uri": A.uri, "generation": "1", "size": 1000, "records": 3, "failed": 1, "fingerprint": FINGERPRINT,
+         "partition": DATE},
+        {"uri": B.uri, "generation": "1", "size": 7, "records": 1, "failed": 0, "fingerprint": FINGERPRINT,
+         "partition": DATE},
     ]  # fmt: skip
 
 
@@ -325,7 +328,7 @@ def test_an_id_that_comes_twice_keeps_its_first_row_and_the_others_become_failur
     assert documents == {
         "listed": 5, "read": 5, "written": 3, "failed": 2, "skipped": 0, "not_started": 0,
     }  # fmt: skip
-    [state] = pq.read_table(layout(run).objects).to_pylist()
+    [state] = read_objects(layout(run)).to_pylist()
     assert (state["records"], state["failed"]) == (5, 2)
 
 

@@ -7,7 +7,7 @@ computed exactly as Hugging Face does is refused there, never approximated.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -42,8 +42,12 @@ class Tokenizer(Protocol):
     pad_id: int
     vocabulary_size: int
 
-    def encode(self, texts: Sequence[str], *, offsets: bool = False) -> list[Tokens]:
+    def encode(
+        self, texts: Sequence[str], *, offsets: bool = False, check: Callable[[], None] = ...
+    ) -> list[Tokens]:
         """The tokens of each text, without special tokens. Special tokens written in a text are plain text.
+
+        `check` is called every few hundred thousand characters: what it raises gives the texts up.
 
         Raises:
           ValueError: a text holds a lone surrogate, which is no character and has no UTF-8.

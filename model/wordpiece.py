@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -65,12 +65,19 @@ class WordPiece:
             token_out_type=tf.int32,
         )
 
-    def encode(self, texts: Sequence[str], *, offsets: bool = False) -> list[Tokens]:
+    def encode(
+        self,
+        texts: Sequence[str],
+        *,
+        offsets: bool = False,
+        check: Callable[[], None] = lambda: None,
+    ) -> list[Tokens]:
         """The tokens of each text, without special tokens; see `Tokenizer.encode`."""
         nothing = Tokens(np.zeros(0, np.int32), np.zeros([0, 2], np.int32) if offsets else None)
         found = [nothing] * len(texts)
         rest: dict[int, list[Tokens]] = {}
         for group in _groups(texts):
+            check()
             pieces = [texts[i][start:stop] for i, start, stop in group]
             try:
                 encoded = self._encode(pieces, offsets)

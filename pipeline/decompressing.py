@@ -26,14 +26,19 @@ _NEW: dict[str, Callable[[], Any]] = {
 }
 
 
-def blocks(file: BinaryIO, compression: str) -> Iterator[bytes]:
+def blocks(
+    file: BinaryIO, compression: str, check: Callable[[], None] = lambda: None
+) -> Iterator[bytes]:
     """The plain content from the file's current position on, in blocks that are never empty.
+
+    `check` is called for each of them: what it raises ends the reading.
 
     Raises:
       ObjectError: truncated_object or corrupt_object, after all that came before has been given.
     """
     if compression == "none":
         while block := file.read(BLOCK_BYTES):
+            check()
             yield block
         return
     gathered: list[bytes] = []
@@ -43,6 +48,7 @@ def blocks(file: BinaryIO, compression: str) -> Iterator[bytes]:
             gathered.append(piece)
             size += len(piece)
             if size >= BLOCK_BYTES:
+                check()
                 yield b"".join(gathered)
                 gathered, size = [], 0
     except ObjectError:

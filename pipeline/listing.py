@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -31,7 +33,9 @@ _LISTING_SCHEMA = pa.schema(
         pa.field("done", pa.list_(pa.int64()), nullable=False),
     ]
 )
-_UNITS_PER_WRITE = 1000
+# Bounds of what is written, and read, at once.
+_UNITS_PER_GROUP = 1000
+_POSITIONS_PER_GROUP = 2**18
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,26 +257,40 @@ def _first_parquet_schema(listing: Listing) -> pa.Schema | None:
 
 
 def write_listing(units: Iterable[WorkUnit], path: str) -> None:
-    """Writes work units to a Parquet file, `done` sets included."""
-    columns = _LISTING_SCHEMA.names
+    """Writes work units to a Parquet file, `done` positions included."""
     with (
         storage.create(path) as file,
         pq.ParquetWriter(file, _LISTING_SCHEMA, compression="zstd") as writer,
     ):
-        batch: list[dict[str, object]] = []
+        group: list[WorkUnit] = []
+        positions = 0
         for unit in units:
-            row = {name: getattr(unit, name) for name in columns}
-            batch.append(row | {"done": sorted(unit.done)})
-            if len(batch) >= _UNITS_PER_WRITE:
-                writer.write_table(pa.Table.from_pylist(batch, schema=_LISTING_SCHEMA))
-                batch = []
-        if batch:
-            writer.write_table(pa.Table.from_pylist(batch, schema=_LISTING_SCHEMA))
+            group.append(unit)
+            positions += len(unit.done)
+            if len(group) >= _UNITS_PER_GROUP or positions >= _POSITIONS_PER_GROUP:
+                writer.write_table(_listing_table(group))
+                group, positions = [], 0
+        if group:
+            writer.write_table(_listing_table(group))
+
+
+def _listing_table(units: Sequence[WorkUnit]) -> pa.Table:
+    columns = {
+        name: [getattr(unit, name) for unit in units]
+        for name in _LISTING_SCHEMA.names
+        if name != "done"
+    }
+    done = [np.asarray(unit.done, np.int64) for unit in units]
+    return pa.table(columns | {"done": done}, schema=_LISTING_SCHEMA)
 
 
 def read_listing(path: str) -> Iterator[WorkUnit]:
     """The work units of a file that `write_listing` wrote, in their order."""
     with storage.open_input(path) as file:
-        for batch in pq.ParquetFile(file).iter_batches(batch_size=_UNITS_PER_WRITE):
-            for row in batch.to_pylist():
-                yield WorkUnit(**row | {"done": frozenset(row["done"])})
+        parquet_file = pq.ParquetFile(file)
+        for group in range(parquet_file.num_row_groups):
+            table = parquet_file.read_row_group(group)
+            others = table.drop_columns("done").to_pylist()
+            for row, done in zip(others, table["done"], strict=True):
+                positions = array("q", done.values.to_numpy().tobytes())
+                yield WorkUnit(**row, done=positions or ())

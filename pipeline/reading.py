@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import BinaryIO
 
@@ -24,24 +25,35 @@ from pipeline.formats import (
     expected_names,
 )
 from pipeline.objects import ObjectError, OpenObject
-from pipeline.progress import Control, busy
-from pipeline.records import Chunk, Completion, Document, Failure, Figures, Run, WorkUnit
-
-MAX_CHUNK_RECORDS = 256
-MAX_CHUNK_BYTES = 2**20  # of text; a larger document is a chunk of its own
+from pipeline.progress import Control, Stopped, busy
+from pipeline.records import (
+    MAX_CHUNK_BYTES,
+    MAX_CHUNK_RECORDS,
+    Chunk,
+    Completion,
+    Document,
+    Failure,
+    Figures,
+    Run,
+    WorkUnit,
+)
 
 # Faults of this machine, not of a file: they end the run rather than make failures of good documents.
 _MACHINE_FAULTS = {errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOMEM, errno.EDQUOT}
 
 
 def read_unit(
-    unit: WorkUnit, settings: ReadingSettings, fields: Sequence[pa.Field]
+    unit: WorkUnit,
+    settings: ReadingSettings,
+    fields: Sequence[pa.Field],
+    check: Callable[[], None] = lambda: None,
 ) -> Iterator[Chunk]:
     """The unit's documents and failures in order of position, in chunks; the last one has the Completion.
 
     Positions in `unit.done` are counted, not given. `fields` are the kept fields, with their types. A fault of
     the whole object, or of its rest, is one failure with record None. What is given comes from the content that
-    was listed: when the object has been changed since, nothing more of it is given.
+    was listed: when the object has been changed since, nothing more of it is given. `check` is called every so often, also where nothing is given for
+    long: what it raises ends the reading.
     """
     origin = Origin(
         unit_id=unit.unit_id,
@@ -51,7 +63,7 @@ def read_unit(
         fields=fields,
     )
     emitted = 0
-    batches = _batches(unit, origin)
+    batches = _batches(unit, origin, check)
     while True:
         figures = Figures()
         with busy(figures, "read"):
@@ -71,7 +83,9 @@ def read_unit(
             return
 
 
-def _batches(unit: WorkUnit, origin: Origin) -> Iterator[tuple[list[Outcome], bool]]:
+def _batches(
+    unit: WorkUnit, origin: Origin, check: Callable[[], None]
+) -> Iterator[tuple[list[Outcome], bool]]:
     """Outcomes for one chunk each, and whether it is the last one."""
     try:
         if unit.format == UNKNOWN:
@@ -80,10 +94,10 @@ def _batches(unit: WorkUnit, origin: Origin) -> Iterator[tuple[list[Outcome], bo
                 f"expected a name that ends in {expected_names()}; --format FORMAT reads files of any name",
             )
         with OpenObject(unit.uri, size_bytes=unit.size_bytes, generation=unit.generation) as source:
-            outcomes = _outcomes(unit, origin, source.file)
+            outcomes = _outcomes(unit, origin, source.file, check)
             last = False
             while not last:
-                batch, last, fault = _take(outcomes, unit.done)
+                batch, last, fault = _take(outcomes, unit, check)
                 source.check(last=last)
                 if fault is not None:
                     batch.extend(_object_failure(fault, unit, origin))
@@ -93,14 +107,17 @@ def _batches(unit: WorkUnit, origin: Origin) -> Iterator[tuple[list[Outcome], bo
 
 
 def _take(
-    outcomes: Iterator[Outcome], done: frozenset[int]
+    outcomes: Iterator[Outcome], unit: WorkUnit, check: Callable[[], None]
 ) -> tuple[list[Outcome], bool, ObjectError | OSError | None]:
     """The next outcomes, whether they are the last, and the fault that ended them."""
     batch: list[Outcome] = []
-    size = 0
+    size = passed_over = 0
     try:
         for outcome in outcomes:
-            if outcome.position in done:
+            if unit.is_done(outcome.position):
+                passed_over += 1
+                if passed_over % MAX_CHUNK_RECORDS == 0:
+                    check()
                 continue
             batch.append(outcome)
             if isinstance(outcome, Document):
@@ -117,19 +134,21 @@ def _object_failure(fault: ObjectError | OSError, unit: WorkUnit, origin: Origin
         if fault.errno is None or fault.errno in _MACHINE_FAULTS:
             raise fault
         fault = ObjectError("unreadable_object", f"cannot read {unit.uri}: {fault.strerror}")
-    if fault.position in unit.done:
+    if unit.is_done(fault.position):
         return []
     return [origin.failure(fault.position, None, fault.reason, fault.message, step="read")]
 
 
-def _outcomes(unit: WorkUnit, origin: Origin, file: BinaryIO) -> Iterator[Outcome]:
+def _outcomes(
+    unit: WorkUnit, origin: Origin, file: BinaryIO, check: Callable[[], None]
+) -> Iterator[Outcome]:
     compression = compression_by_content(file.read(HEAD_BYTES), unit.compression)
     file.seek(0)
     if unit.format == "parquet":
-        with parquet.opened(file, compression) as opened:
+        with parquet.opened(file, compression, check) as opened:
             yield from parquet.documents(opened, origin, unit.start, unit.stop)
         return
-    plain = blocks(file, compression)
+    plain = blocks(file, compression, check)
     if unit.format != "jsonl":
         yield from text.documents(plain, origin)
         return
@@ -158,9 +177,9 @@ class Read(beam.DoFn):
         self._control = Control(run.control)
 
     def process(self, unit: WorkUnit) -> Iterator[Chunk]:
-        if self._control.stopping():
-            return
-        for chunk in read_unit(unit, self._settings, self._fields):
-            yield chunk
-            if self._control.stopping():
-                return
+        check = self._control.raise_if_stopping
+        with suppress(Stopped):
+            check()
+            for chunk in read_unit(unit, self._settings, self._fields, check):
+                yield chunk
+                check()

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import apache_beam as beam
 import numpy as np
+from apache_beam.transforms.window import GlobalWindows
+from apache_beam.utils.windowed_value import WindowedValue
 
 from pipeline.config import ModelSettings, SettingsError
-from pipeline.progress import busy
+from pipeline.progress import Control, Stopped, busy
 from pipeline.records import (
+    MAX_CHUNK_BYTES,
+    MAX_CHUNK_RECORDS,
     Chunk,
     Document,
     Failure,
@@ -31,24 +37,60 @@ if TYPE_CHECKING:
 
 
 class Tokenize(beam.DoFn):
-    """Chunks of documents → the same, tokenized."""
+    """Chunks of documents → the same, tokenized.
+
+    Small files give small chunks, and a call of the tokenizer costs as much as ten such files: chunks of a bundle are
+    gathered up to the size of a full one. When the run is asked to stop, what is being tokenized is left out.
+    """
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        self._control = Control(run.control)
 
     def setup(self) -> None:
         self._tokenizer = _shared_tokenizer(self._run.checkpoint)
 
+    def start_bundle(self) -> None:
+        self._waiting: list[Chunk] = []
+        self._records = self._bytes = 0
+
     def process(self, chunk: Chunk) -> Iterator[TokenizedChunk]:
+        self._waiting.append(chunk)
+        self._records += len(chunk.documents) + len(chunk.failures) or 1  # an empty file's too
+        self._bytes += sum(document.size_bytes for document in chunk.documents)
+        if self._records >= MAX_CHUNK_RECORDS or self._bytes >= MAX_CHUNK_BYTES:
+            yield from self._tokenized()
+
+    def finish_bundle(self) -> Iterator[WindowedValue]:
+        for chunk in self._tokenized():
+            yield GlobalWindows.windowed_value(chunk)
+
+    def _tokenized(self) -> Iterator[TokenizedChunk]:
+        waiting = self._waiting
+        self.start_bundle()
+        if not waiting:
+            return
         settings = self._run.job.model
-        yield tokenize(
-            chunk,
-            self._tokenizer,
-            window_tokens=self._run.window_tokens,
-            window_overlap=settings.window_overlap,
-            max_windows=settings.max_windows,
-            offsets=False,
-        )
+        with suppress(Stopped):
+            yield tokenize(
+                gathered(waiting),
+                self._tokenizer,
+                window_tokens=self._run.window_tokens,
+                window_overlap=settings.window_overlap,
+                max_windows=settings.max_windows,
+                offsets=False,
+                check=self._control.raise_if_stopping,
+            )
+
+
+def gathered(chunks: Sequence[Chunk]) -> Chunk:
+    """All that several chunks carry, in one."""
+    return Chunk(
+        documents=tuple(chain.from_iterable(chunk.documents for chunk in chunks)),
+        failures=tuple(chain.from_iterable(chunk.failures for chunk in chunks)),
+        completions=tuple(chain.from_iterable(chunk.completions for chunk in chunks)),
+        figures=Figures.total(chunk.figures for chunk in chunks),
+    )
 
 
 @functools.cache
@@ -67,7 +109,7 @@ def _shared_tokenizer(checkpoint: str) -> Tokenizer:
         return _tokenizer_of(checkpoint)
 
 
-def check_windows(settings: ModelSettings, config: EncoderConfig, special_tokens: int = 2) -> None:
+def check_windows(settings: ModelSettings, config: EncoderConfig, special_tokens: int) -> None:
     """Refuses windows that the model cannot take, at launch.
 
     Raises:
@@ -108,6 +150,7 @@ def tokenize(
     window_overlap: int,
     max_windows: int | None,
     offsets: bool,
+    check: Callable[[], None] = lambda: None,
 ) -> TokenizedChunk:
     """Tokenizes a chunk's documents; one that has no tokens, or no valid text, becomes a failure.
 
@@ -116,6 +159,7 @@ def tokenize(
       window_overlap: tokens that neighbouring windows share.
       max_windows: how many windows of a document are kept; what lies behind them is cut off, also from its `token_ids`.
       offsets: whether to keep the tokens' places in the text.
+      check: called every so often; what it raises gives the chunk up.
     """
     special = SpecialTokens(
         start_ids=tokenizer.start_ids, end_ids=tokenizer.end_ids, pad_id=tokenizer.pad_id
@@ -125,7 +169,8 @@ def tokenize(
     documents: list[TokenizedDocument] = []
     failures: list[Failure] = []
     with busy(figures, "tokenize"):
-        encoded = _encode([document.text for document in chunk.documents], tokenizer, offsets)
+        texts = [document.text for document in chunk.documents]
+        encoded = _encode(texts, tokenizer, offsets, check)
         for document, tokens in zip(chunk.documents, encoded, strict=True):
             if isinstance(tokens, ValueError):
                 failures.append(_failure(document, "invalid_text", str(tokens)))
@@ -149,15 +194,15 @@ def tokenize(
 
 
 def _encode(
-    texts: Sequence[str], tokenizer: Tokenizer, offsets: bool
+    texts: Sequence[str], tokenizer: Tokenizer, offsets: bool, check: Callable[[], None]
 ) -> Sequence[Tokens | ValueError]:
     """The tokens of each text, or why it has none."""
     try:
-        return tokenizer.encode(texts, offsets=offsets)
+        return tokenizer.encode(texts, offsets=offsets, check=check)
     except ValueError as error:
         if len(texts) == 1:
             return [error]
-    return [_encode([text], tokenizer, offsets)[0] for text in texts]
+    return [_encode([text], tokenizer, offsets, check)[0] for text in texts]
 
 
 def _tokenized(

@@ -30,7 +30,7 @@ def read_chunks(
     return [
         chunk
         for unit in list_units(reading).units
-        for chunk in read_unit(replace(unit, done=frozenset(done)), reading, fields)
+        for chunk in read_unit(replace(unit, done=sorted(done)), reading, fields)
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, BinaryIO
 
@@ -24,8 +24,11 @@ _BUFFER_BYTES = 2**20
 
 
 @contextmanager
-def opened(file: BinaryIO, compression: str = "none") -> Iterator[pq.ParquetFile]:
-    """The Parquet file in an open object; a compressed one is unpacked to a temporary file meanwhile.
+def opened(
+    file: BinaryIO, compression: str = "none", check: Callable[[], None] = lambda: None
+) -> Iterator[pq.ParquetFile]:
+    """The Parquet file in an open object; a compressed one is unpacked to a temporary file meanwhile (with `check`, see
+    `blocks`).
 
     Raises:
       ObjectError: not_parquet, or that of decompression.
@@ -33,7 +36,7 @@ def opened(file: BinaryIO, compression: str = "none") -> Iterator[pq.ParquetFile
     with ExitStack() as stack:
         if compression != "none":
             unpacked = stack.enter_context(tempfile.TemporaryFile())
-            for block in blocks(file, compression):
+            for block in blocks(file, compression, check):
                 unpacked.write(block)
             file = unpacked
         try:

@@ -229,6 +229,20 @@ def test_a_long_text_without_any_break_is_one_unknown_word(tokenizer):
     assert tokens.offsets.tolist() == [[0, 2_000_000]]
 
 
+def test_a_long_text_can_be_given_up_between_its_pieces(tokenizer, monkeypatch):
+    monkeypatch.setattr(model.wordpiece, "PIECE_CHARACTERS", 1000)
+    looks = []
+
+    def check():
+        looks.append(None)
+        if len(looks) == 4:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        tokenizer.encode(["long text " * 1_000], check=check)
+    assert len(looks) == 4
+
+
 def test_a_lone_surrogate_is_refused_by_its_place(tokenizer):
     with pytest.raises(ValueError, match=r"text 1: .*U\+D83D at character 4"):
         tokenizer.encode(["good", "bad \ud83d!"])

@@ -7,8 +7,12 @@ import codecs
 import gzip
 import json
 import os
+import pickle
 import socket
+import tracemalloc
+from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -475,7 +479,7 @@ def test_a_listing_is_read_back_as_it_was_written(tmp_path: Path) -> None:
             format="jsonl",
             start=5,
             stop=2**40,
-            done=frozenset({-1, 5, 2**40 - 1}),
+            done=array("q", [-1, 5, 2**40 - 1]),
             **common,
         ),
         *(
@@ -486,6 +490,33 @@ def test_a_listing_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     path = str(tmp_path / "listing.parquet")
     write_listing(iter(units), path)
     assert list(read_listing(path)) == units
+
+
+def test_done_positions_take_little_more_than_eight_bytes_each(tmp_path: Path) -> None:
+    count, path = 200_000, str(tmp_path / "todo.parquet")
+    unit = WorkUnit(
+        uri="/a.jsonl",
+        format="jsonl",
+        start=0,
+        stop=None,
+        size_bytes=1,
+        generation="7",
+        compression="none",
+    )
+    units = [
+        replace(unit, start=start, done=array("q", range(start, start + 52 * count, 52)))
+        for start in range(20)
+    ]
+    tracemalloc.start()
+    write_listing(units, path)
+    peaks = [tracemalloc.get_traced_memory()[1]]
+    tracemalloc.reset_peak()
+    for number, found in enumerate(read_listing(path)):
+        assert found == units[number]
+    peaks.append(tracemalloc.get_traced_memory()[1])
+    tracemalloc.stop()
+    assert max(peaks) < 5 * 8 * count  # some units at a time, and never all of them
+    assert len(pickle.dumps(found)) < 9 * count
 
 
 def test_an_empty_listing_is_read_back(tmp_path: Path) -> None:

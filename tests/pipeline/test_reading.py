@@ -134,11 +134,51 @@ def test_done_positions_are_counted_and_not_given(
 
 def test_done_positions_count_when_the_object_is_gone(tmp_path: Path) -> None:
     path = many(tmp_path / "a.jsonl", 5)
-    unit = replace(unit_of(path), done=frozenset({0, 50}))
+    unit = replace(unit_of(path), done=(0, 50))
     path.unlink()
     [chunk] = read_unit(unit, settings_for(path), ())
     assert [failure.position for failure in chunk.failures] == [-1]
     assert chunk.completions[0].records == 3
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet"])
+def test_a_stop_is_heeded_while_done_records_are_passed_over(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    records = [{"text": f"{number} {number * 'x'}"} for number in range(3000)]
+    if name.endswith("parquet"):
+        pq.write_table(pa.Table.from_pylist(records), path)
+    else:
+        data = json_lines(*records)
+        path.write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    unit = replace(unit_of(path), done=[one.position for one in read(path)[0]])
+    [chunk] = read_unit(unit, settings_for(path), ())
+    assert (chunk.documents, chunk.completions[0].records) == ((), 3000)
+    assert stopped_after(3, path, unit) == []
+
+
+def test_a_stop_is_heeded_where_there_are_no_records(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b" " * 5_000_000 + b"\n" * 5_000_000)
+    assert stopped_after(3, path, unit_of(path)) == []
+    pq.write_table(
+        pa.table({"text": ["x" * 100] * 50_000}),
+        tmp_path / "a",
+        compression="none",
+        use_dictionary=False,
+    )
+    packed = tmp_path / "a.parquet.gz"
+    packed.write_bytes(gzip.compress((tmp_path / "a").read_bytes(), 1))
+    assert stopped_after(3, packed, unit_of(packed)) == []
+
+
+def stopped_after(looks: int, path: Path, unit: WorkUnit) -> list[Chunk]:
+    """What the step gives of a unit when it finds that it must stop at that look."""
+    step = Read(run_over(path))
+    answers = iter([False] * (looks - 1) + [True])
+    step._control.stopping = lambda: next(answers)  # it must not look again
+    chunks = list(step.process(unit))
+    assert list(answers) == [], "the step did not look so often"
+    return chunks
 
 
 # Any division into ranges

@@ -9,13 +9,14 @@ import signal
 import subprocess
 import sys
 import textwrap
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from pipeline import sidecars
 from pipeline.config import SettingsError
-from pipeline.records import WorkUnit
+from pipeline.records import Figures, WorkUnit
 from pipeline.state import DateLock, DateLocked, Layout, Resumable, find_resumable
 from staged_case import (
     DATE,
@@ -149,14 +150,14 @@ def test_a_whole_unit_is_kept_and_a_partial_one_goes_on_where_it_was(tmp_path):
     found = resume(run, UNIT, OTHER)
     assert len(found.sidecars) == 2
     [left] = found.units
-    assert (left.unit_id, left.done) == (OTHER.unit_id, {5, 7})
+    assert (left.unit_id, list(left.done)) == (OTHER.unit_id, [5, 7])
 
 
 def test_a_unit_is_whole_only_when_all_of_its_records_are_kept(tmp_path):
     run = make_run(tmp_path, [UNIT])
     stage(run, make_rows(run, UNIT, [2], records=3, failed=[1]))
     [left] = resume(run, UNIT).units
-    assert left.done == {1, 2}
+    assert list(left.done) == [1, 2]
 
 
 def test_the_last_reading_of_a_unit_says_how_many_records_it_has(tmp_path):
@@ -186,7 +187,27 @@ def test_of_overlapping_files_a_set_is_kept_that_holds_no_record_twice(tmp_path)
     stage(again, make_rows(again, UNIT, [0, 1]), make_rows(again, UNIT, [2, 3, 4, 5]))
     found = resume(run, UNIT)
     assert positions_kept(found) == [0, 1, 2, 3, 4, 5, 6]
-    assert found.units[0].done == set(range(7))
+    assert list(found.units[0].done) == list(range(7))
+
+
+def test_what_is_kept_of_a_unit_takes_little_memory(tmp_path):
+    run = make_run(tmp_path, [UNIT])
+    count = 30_000
+    for start in (1, 0):
+        keys = [
+            (UNIT.unit_id, position, f"{position:032}") for position in range(start, 2 * count, 2)
+        ]
+        path = f"{layout(run).staged(FINGERPRINT)}/{start}.json"
+        Path(path.replace("json", "parquet")).write_bytes(b"")
+        sidecars.write(
+            path, file=f"{start}.parquet", size_bytes=0, fingerprint=FINGERPRINT, run_id="run-1", keys=keys, failures=(), completions=(), figures=Figures(),
+        )  # fmt: skip
+    tracemalloc.start()
+    found = resume(run, UNIT)
+    kept = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert list(found.units[0].done) == list(range(2 * count))
+    assert kept < 10 * 2 * count
 
 
 def test_a_failure_kept_once_is_not_kept_again(tmp_path):
@@ -251,7 +272,7 @@ def test_a_damaged_staged_file_is_left_out_and_the_rest_is_kept(tmp_path, damage
         parquet.write_bytes(parquet.read_bytes()[:-1])
     found = resume(run, UNIT)
     assert positions_kept(found) == [1]
-    assert found.units[0].done == {1}
+    assert list(found.units[0].done) == [1]
 
 
 def test_an_unfinished_sidecar_was_never_committed(tmp_path):

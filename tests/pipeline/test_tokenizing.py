@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,8 +15,9 @@ from hypothesis import strategies as st
 
 from model.tokenizer import Tokens
 from pipeline.config import ModelSettings, SettingsError
-from pipeline.records import Chunk, Completion, Document, Failure, Figures
-from pipeline.tokenizing import Tokenize, check_windows, content_tokens, tokenize, windows
+from pipeline.progress import Control
+from pipeline.records import Chunk, Completion, Document, Failure, Figures, TokenizedChunk
+from pipeline.tokenizing import Tokenize, _failure, check_windows, content_tokens, tokenize, windows
 
 
 class WordTokenizer:
@@ -23,7 +25,12 @@ class WordTokenizer:
 
     start_ids, end_ids, pad_id, vocabulary_size = (101,), (102,), 0, 200
 
-    def encode(self, texts, *, offsets=False):
+    def __init__(self):
+        self.calls = []
+
+    def encode(self, texts, *, offsets=False, check=lambda: None):
+        check()
+        self.calls.append(len(texts))
         if any("!" in text for text in texts):
             raise ValueError("found '!'")
         return [self._one(text, offsets) for text in texts]
@@ -156,19 +163,20 @@ def test_windows_that_could_not_move_on_are_refused(window_tokens, overlap, mess
 
 def test_launch_refuses_windows_longer_than_the_models_positions():
     config = SimpleNamespace(positions=512, max_tokens=256)
-    check_windows(ModelSettings(model="m", window_tokens=512), config)
-    check_windows(ModelSettings(model="m"), config)
+    check_windows(ModelSettings(model="m", window_tokens=512), config, 2)
+    check_windows(ModelSettings(model="m"), config, 2)
     with pytest.raises(
         SettingsError, match="expected at most 512, the positions that m has, got 513"
     ):
-        check_windows(ModelSettings(model="m", window_tokens=513), config)
+        check_windows(ModelSettings(model="m", window_tokens=513), config, 2)
     with pytest.raises(SettingsError, match="--window-overlap"):
-        check_windows(ModelSettings(model="m", window_overlap=254), config)
+        check_windows(ModelSettings(model="m", window_overlap=254), config, 2)
 
 
 def test_the_beam_step_uses_the_checkpoints_tokenizer_and_the_runs_windows(minilm):
     run = SimpleNamespace(
         checkpoint=str(minilm),
+        control=None,
         window_tokens=4,
         job=SimpleNamespace(model=ModelSettings(model="m", window_overlap=1, max_windows=2)),
     )
@@ -182,3 +190,58 @@ def test_the_beam_step_uses_the_checkpoints_tokenizer_and_the_runs_windows(minil
     with beam.Pipeline(runner="FnApiRunner") as pipeline:
         chunks = pipeline | beam.Create([Chunk(documents=(document("Hello world hello world"),))])
         assert_that(chunks | beam.ParDo(Tokenize(run)), check)
+
+
+def step(tokenizer, control=None) -> Tokenize:
+    """The Beam step at the beginning of a bundle."""
+    settings = SimpleNamespace(model=ModelSettings(model="m"))
+    found = Tokenize(SimpleNamespace(checkpoint="", control=control, window_tokens=9, job=settings))
+    found._tokenizer = tokenizer
+    found.start_bundle()
+    return found
+
+
+def bundle(tokenizer, chunks) -> list[TokenizedChunk]:
+    one = step(tokenizer)
+    found = [each for chunk in chunks for each in one.process(chunk)]
+    return found + [each.value for each in one.finish_bundle()]
+
+
+def test_small_files_share_a_call_and_nothing_of_them_is_lost():
+    tokenizer = WordTokenizer()
+    files = [
+        Chunk(
+            documents=(document(f"file {n}", n),),
+            completions=(Completion(unit_id=f"u{n}", records=1),),
+            figures=Figures(counts=Counter(read=1)),
+        )
+        for n in range(600)
+    ]
+    found = bundle(tokenizer, files)
+    assert tokenizer.calls == [256, 256, 88]
+    assert [d.document.position for each in found for d in each.documents] == list(range(600))
+    assert [c.unit_id for each in found for c in each.completions] == [f"u{n}" for n in range(600)]
+    assert sum(each.figures.counts["read"] for each in found) == 600
+    assert [chunk.figures.counts["read"] for chunk in files] == [1] * 600
+
+
+def test_large_chunks_wait_for_no_other_and_a_bundle_leaves_nothing_behind():
+    tokenizer = WordTokenizer()
+    large = Chunk(documents=(replace(document("a"), size_bytes=2**20),))
+    failures = Chunk(failures=tuple(_failure(document("a", n), "r", "m") for n in range(256)))
+    one = step(tokenizer)
+    assert len(list(one.process(large))) == len(list(one.process(failures))) == 1
+    assert list(one.process(Chunk(documents=(document("b"),)))) == []
+    assert len(list(one.finish_bundle())) == 1
+    assert list(one.finish_bundle()) == []
+    empty = [Chunk(completions=(Completion(unit_id=f"u{n}", records=0),)) for n in range(256)]
+    assert len(bundle(tokenizer, empty)) == 1
+
+
+def test_a_stop_ends_tokenizing_and_completes_nothing(tmp_path):
+    tokenizer = WordTokenizer()
+    one = step(tokenizer, str(tmp_path))
+    Control(str(tmp_path)).stop(2)
+    assert list(one.process(Chunk(documents=(replace(document("a"), size_bytes=2**20),)))) == []
+    assert list(one.finish_bundle()) == []
+    assert tokenizer.calls == []

@@ -11,15 +11,20 @@ from __future__ import annotations
 
 import functools
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 
 from pipeline.records import PlannedBatch
 from pipeline.shapes import CostModel, Shape, ShapeTable
 
+# Windows (by number) and the columns at which they start.
+Row = list[tuple[int, int]]
+
 # So many quantiles stand for all lengths that have passed when shapes are chosen.
-SAMPLE = 128
+SAMPLE = 64
 # More programs than this are never compiled for the sake of speed.
 MOST_PROGRAMS = 17
 
@@ -50,86 +55,72 @@ def plan(
     full = {T: (B, T) for B, T in table.full if (B, T) in in_use}
     order = np.argsort(-lengths, kind="stable").astype(np.int32)
     descending = lengths[order].tolist()
-    widest = max(full)
+    widths = list(full)
+    widest = widths[-1]
     if descending[0] > widest:
         raise ValueError(f"lengths: expected at most {widest}, got {descending[0]}")
-    row, column, width = _pack(descending, sorted(full))
-    loose = _loose(width, full, table.cost)
-    moved = np.flatnonzero(loose[row])
-    if len(moved):
-        row[moved], column[moved], more = _pack([descending[i] for i in moved], [widest])
-        row[moved] += len(width)
-        width = np.concatenate([np.where(loose, 0, width), more])
+    rows = _pack(enumerate(descending), widths)
+    moved = sorted(window for row in _loose(rows, full, table.cost) for window, _ in row)
+    rows[widest] += _pack(((window, descending[window]) for window in moved), [widest])[widest]
 
-    shapes: list[Shape] = []
-    batch_of_row = np.zeros(len(width), np.int32)
-    place_of_row = np.zeros(len(width), np.int32)
-    for T in sorted(full, reverse=True):
-        rows = np.flatnonzero(width == T)
-        sizes = _sizes(len(rows), full[T], table, in_use)
-        batch_of_row[rows] = np.repeat(np.arange(len(sizes)), sizes)[: len(rows)] + len(shapes)
-        place_of_row[rows] = [place for B in sizes for place in range(B)][: len(rows)]
-        shapes += [(B, T) for B in sizes]
-
-    batch, place = batch_of_row[row], place_of_row[row]
-    by_place = np.lexsort([place, batch])  # stable: a row was filled from its start
-    windows, place, column = order[by_place], place[by_place], column[by_place]
-    stops = np.cumsum(np.bincount(batch, minlength=len(shapes))).tolist()
-    return tuple(
-        PlannedBatch(
-            B=B,
-            T=T,
-            windows=windows[start:stop],
-            rows=place[start:stop],
-            columns=column[start:stop],
-        )
-        for (B, T), start, stop in zip(shapes, [0, *stops[:-1]], stops, strict=True)
-    )
-
-
-def _pack(
-    descending: Sequence[int], widths: Sequence[int]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Where windows go, best fit first: row and column of each (int32[n]), and the width of each row (int32[rows])."""
-    free: list[list[int]] = [[] for _ in range(widths[-1] + 1)]  # rows by the tokens left in them
-    some_free = 0  # bit f is set where free[f] holds a row: finds the best fit in one step
-    rows: list[int] = []
+    # Lists first: of a few windows a batch, they take half the time of arrays.
+    windows: list[int] = []
+    places_in_batch: list[int] = []
     columns: list[int] = []
-    width: list[int] = []
-    places_left: list[int] = []
-    for length in descending:
-        fitting = some_free >> length
-        if fitting:
+    ends: list[tuple[Shape, int]] = []
+    for T in reversed(widths):
+        remaining = iter(rows[T])
+        for B in _sizes(len(rows[T]), full[T], table, in_use):
+            for place, row in enumerate(islice(remaining, B)):
+                for window, column in row:
+                    windows.append(window)
+                    places_in_batch.append(place)
+                    columns.append(column)
+            ends.append(((B, T), len(windows)))
+    of_windows = order[windows], np.array(places_in_batch, np.int32), np.array(columns, np.int32)
+    batches = []
+    start = 0
+    for (B, T), stop in ends:
+        part, place, column = (array[start:stop] for array in of_windows)
+        batches.append(PlannedBatch(B=B, T=T, windows=part, rows=place, columns=column))
+        start = stop
+    return tuple(batches)
+
+
+def _pack(lengths: Iterable[tuple[int, int]], widths: Sequence[int]) -> dict[int, list[Row]]:
+    """Rows of each width that hold windows (number, length), which come longest first: each goes where it fits best."""
+    rows: dict[int, list[Row]] = {T: [] for T in widths}
+    free: defaultdict[int, list[tuple[int, Row]]] = defaultdict(list)  # rows by the tokens left
+    some_free = 0  # bit f is set where free[f] holds a row: finds the best fit in one step
+    for window, length in lengths:
+        if fitting := some_free >> length:
             left = length + (fitting & -fitting).bit_length() - 1
             candidates = free[left]
-            row = candidates.pop()
+            T, row = candidates.pop()
             if not candidates:
                 some_free ^= 1 << left
         else:
-            row = len(width)
-            left = widths[bisect_left(widths, length)]
-            width.append(left)
-            places_left.append(places(left))
-        rows.append(row)
-        columns.append(width[row] - left)
+            left = T = widths[bisect_left(widths, length)]
+            row = []
+            rows[T].append(row)
+        row.append((window, T - left))
         left -= length
-        places_left[row] -= 1
-        if left and places_left[row]:
-            if not free[left]:
-                some_free |= 1 << left
-            free[left].append(row)
-    return np.array(rows, np.int32), np.array(columns, np.int32), np.array(width, np.int32)
+        if left and len(row) < places(T):
+            free[left].append((T, row))
+            some_free |= 1 << left
+    return rows
 
 
-def _loose(width: np.ndarray, full: Mapping[int, Shape], cost: CostModel) -> np.ndarray:
-    """bool[rows]: the last rows of a width, too few for a batch, that take less time when moved to the widest."""
-    loose = np.zeros(len(width), bool)
+def _loose(rows: Mapping[int, list[Row]], full: Mapping[int, Shape], cost: CostModel) -> list[Row]:
+    """Takes out the last rows of a width, too few for a batch, that take less time when moved to the widest."""
+    loose: list[Row] = []
     widest = max(full)
     for T, (B, _) in full.items():
-        rows = np.flatnonzero(width == T)
-        rest = len(rows) % B
+        rest = len(rows[T]) % B
         if T < widest and rest * T * cost.token(widest) < cost.batch(B, T):
-            loose[rows[len(rows) - rest :]] = True
+            whole = len(rows[T]) - rest
+            loose += rows[T][whole:]
+            del rows[T][whole:]
     return loose
 
 
@@ -209,11 +200,10 @@ def choose_shapes(
     @functools.cache
     def seconds(shapes: frozenset[Shape]) -> float:
         widths = sorted({T for _, T in shapes})
-        _, _, width = _pack(descending, widths)
+        rows = _pack(enumerate(descending), widths)
         result = len(shapes - compiled) * cost.compile_seconds
         for T in widths:
-            rows = np.count_nonzero(width == T) * total / size
-            result += rows * cost.batch(*full[T]) / full[T][0]
+            result += len(rows[T]) * total / size * cost.batch(*full[T]) / full[T][0]
             if T < widths[-1]:
                 # What moving a Load's loose rows, or padding them, costs on the average.
                 result += loads * cost.batch(*full[T]) / 8
@@ -231,15 +221,25 @@ def choose_shapes(
                 yield changed | {last} if with_quarter else changed
 
     candidates = [frozenset([shape]) for shape in table.full if shape[1] >= longest]
-    if _widest(in_use) >= longest:
-        candidates.append(in_use)
+    candidates += [s for s in (in_use, compiled & {*table.full}) if _widest(s) >= longest]
     best = min(candidates, key=seconds)
-    while True:
+    # Goes on while one more program might pay for itself: no set does better than if nothing were padded.
+    floor = _least_seconds(descending, table) * total / size
+    while seconds(best) - floor > cost.compile_seconds * (1 + len(best - compiled)):
         candidates = [v for v in variants(best) if len(v | compiled) <= MOST_PROGRAMS]
         better = min(candidates, key=seconds, default=best)
         if seconds(better) >= seconds(best):
-            return best
+            break
         best = better
+    return best
+
+
+def _least_seconds(lengths: Sequence[int], table: ShapeTable) -> float:
+    """What windows would take if batches of the best width for each were always full."""
+    token = [table.cost.batch(B, T) / (B * T) for B, T in table.full]
+    best = [min(token[i:]) for i in range(len(token))]
+    widths = [T for _, T in table.full]
+    return sum(length * best[bisect_left(widths, length)] for length in lengths)
 
 
 def _widest(shapes: Collection[Shape]) -> int:

@@ -1,14 +1,17 @@
-"""How much of what the device computes is padding, and what that costs: our planner next to two usual ways.
+"""How much of what the device computes is padding, and what that costs: our planner next to usual ways.
 
 python tests/benchmarks/padding.py [--tokens 1000000] [--json FILE]
+python tests/benchmarks/padding.py --time CHECKPOINT        # what the batches of each way take in truth
 python tests/benchmarks/padding.py --measure CHECKPOINT     # fits the cost model that estimates come from
 
 Three mixes of lengths, in random order, cut into windows of 256 tokens:
 * Lengthwise: Load after Load as the pipeline makes them, shapes chosen as they pay off;
+* buckets: everything sorted by length, one window a row, full batches of the planner's table, widths in steps of 16;
 * sorted, 32 each: everything sorted by length, 32 windows a batch, padded to the longest (sentence-transformers does so);
 * Beam: SortAndBatchElements of up to 1,024 tokens a batch, all in one bundle, padded to the longest.
-The two others see the whole corpus at once, which a pipeline that streams does not. Estimates are in the
-time of the CPU cost model; each distinct shape is one program that XLA compiles.
+The others see the whole corpus at once, which a pipeline that streams does not. Estimates are in the time of the CPU cost
+model, with what compiling takes apart: each distinct shape is one program. The model knows nothing of caches, and flatters batches
+of more than 1,024 tokens; `--time` runs the real model in bfloat16.
 """
 
 from __future__ import annotations
@@ -17,15 +20,24 @@ import argparse
 import json
 import tempfile
 import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 
 import apache_beam as beam
 import numpy as np
 
 from pipeline.batching import BATCHES_PER_LOAD, Loads, LoadSize
-from pipeline.packing import Planner, places, plan
-from pipeline.records import Document, SpecialTokens, TokenizedChunk, TokenizedDocument
-from pipeline.shapes import shape_table
+from pipeline.packing import Planner, places
+from pipeline.records import (
+    Document,
+    PlannedBatch,
+    SpecialTokens,
+    TokenizedChunk,
+    TokenizedDocument,
+)
+from pipeline.shapes import Shape, shape_table
 from pipeline.tokenizing import windows as spans
 
 WINDOW = 256
@@ -50,12 +62,22 @@ def windows(document: int) -> list[int]:
     return [min(WINDOW, document - start + 2) for start in range(0, document, WINDOW - 2)]
 
 
-def lengthwise(documents: list[int]) -> list[tuple[int, int]]:
+def lengthwise(documents: list[int], spent: list[float] | None = None) -> list[Shape]:
+    """`spent` takes the CPU seconds of planning each Load."""
+    planner = Planner(TABLE)
+
+    def timed(lengths: np.ndarray) -> tuple[PlannedBatch, ...]:
+        start = time.process_time()
+        batches = planner.plan(lengths)
+        if spent is not None:
+            spent.append(time.process_time() - start)
+        return batches
+
     size = LoadSize(
         batch_tokens=TABLE.max_tokens_per_batch,
         max_tokens=BATCHES_PER_LOAD * TABLE.max_tokens_per_batch,
     )
-    loads = Loads(Planner(TABLE).plan, size)
+    loads = Loads(timed, size)
     special = SpecialTokens(start_ids=(101,), end_ids=(102,))
     shapes = []
     for number, document in enumerate(documents):
@@ -77,12 +99,18 @@ def tokenized(number: int, tokens: int) -> TokenizedDocument:
     )  # fmt: skip
 
 
-def sorted_by_32(documents: list[int]) -> list[tuple[int, int]]:
+def buckets(documents: list[int]) -> list[Shape]:
+    widths = [T for _, T in TABLE.full]
+    of_width = Counter(bisect_left(widths, n) for d in documents for n in windows(d))
+    return [TABLE.full[i] for i, n in of_width.items() for _ in range(-(-n // TABLE.full[i][0]))]
+
+
+def sorted_by_32(documents: list[int]) -> list[Shape]:
     lengths = sorted((n for d in documents for n in windows(d)), reverse=True)
     return [(len(lengths[i : i + 32]), lengths[i]) for i in range(0, len(lengths), 32)]
 
 
-def beams(documents: list[int]) -> list[tuple[int, int]]:
+def beams(documents: list[int]) -> list[Shape]:
     lengths = [n for d in documents for n in windows(d)]
     sort = beam.transforms.util.SortAndBatchElements(
         min_batch_size=1, max_batch_size=1024, max_batch_weight=1024, element_size_fn=lambda n: n
@@ -107,59 +135,81 @@ def compare(tokens: int) -> dict[str, dict[str, dict[str, float]]]:
         print(f"\n{mix}: {len(documents):,} documents, {real:,} tokens")
         result[mix] = {}
         for name, batch in (
-            ("Lengthwise", lengthwise), ("sorted, 32 each", sorted_by_32), ("Beam", beams),
+            ("Lengthwise", lengthwise), ("buckets", buckets), ("sorted, 32 each", sorted_by_32), ("Beam", beams),
         ):  # fmt: skip
             shapes = batch(documents)
             row = {
                 "efficiency": real / sum(B * T for B, T in shapes),
                 "seconds": sum(TABLE.cost.batch(B, T) for B, T in shapes),
+                "compile_seconds": len(set(shapes)) * TABLE.cost.compile_seconds,
                 "shapes": len(set(shapes)),
             }
             result[mix][name] = row
             print(
-                f"  {name:16} real ÷ padded {row['efficiency']:.3f}   estimated {row['seconds']:6.1f} s"
-                f"   shapes {row['shapes']:4.0f}"
+                f"  {name:16} real ÷ padded {row['efficiency']:.3f}   estimated {row['seconds']:6.1f} s + "
+                f"{row['compile_seconds']:5.1f} s compiling   shapes {row['shapes']:4.0f}"
             )
-        lengths = np.array([n for d in documents for n in windows(d)], np.int32)
-        in_use = [shape for shape in TABLE.full if shape[1] % 64 == 0]
-        start = time.process_time()
-        plan(lengths, TABLE, in_use)
-        seconds = time.process_time() - start
-        result[mix]["planning"] = {"microseconds_per_window": seconds / len(lengths) * 1e6}
-        print(f"  planning takes {seconds / len(lengths) * 1e6:.1f} µs a window")
+        spent: list[float] = []
+        lengthwise(documents, spent)
+        microseconds = sum(spent) / sum(len(windows(d)) for d in documents) * 1e6
+        result[mix]["planning"] = {"microseconds_per_window": microseconds}
+        print(f"  planning, choosing shapes included, takes {microseconds:.1f} µs a window")
     return result
 
 
-def measure(checkpoint: Path, rounds: int = 15) -> None:
-    """Times batches of the table's shapes and fits the cost model to the least times."""
+def least_seconds(
+    checkpoint: Path, programs: Collection[tuple[Shape, int]], rounds: int
+) -> dict[tuple[Shape, int], float]:
+    """What a batch of each shape, and most windows in a row, takes in bfloat16: the least of some rounds in which they take
+    turns."""
     from model.predictor import Predictor
 
-    shapes = [(B, T) for B, T in TABLE.shapes if T in (16, 64, 128, 192, 256) and B * T >= 128]
+    shapes = sorted({shape for shape, _ in programs})
     predictor = Predictor(
         checkpoint, task="embed", device="cpu", dtype="bfloat16", attention="auto", shapes=shapes
     )
     calls = {}
-    for B, T in shapes:
+    for (B, T), segments in programs:
         ids = np.full([B, T], 1000, np.int32)
-        segments = np.ones([B, T], np.int32)
         positions = np.tile(np.arange(T, dtype=np.int32), [B, 1])
-        calls[B, T] = (ids, segments, positions, places(T))
-    least = dict.fromkeys(shapes, float("inf"))
-    for _ in range(rounds + 1):
-        for shape, call in calls.items():
+        calls[(B, T), segments] = (ids, np.ones([B, T], np.int32), positions, segments)
+    least = dict.fromkeys(calls, float("inf"))
+    for _ in range(rounds + 1):  # the first one compiles
+        for program, call in calls.items():
             start = time.perf_counter()
             predictor.fetch(predictor.dispatch(*call))
-            least[shape] = min(least[shape], time.perf_counter() - start)
-    for (B, T), seconds in least.items():
+            least[program] = min(least[program], time.perf_counter() - start)
+    print(f"compile_seconds={predictor.compile_seconds / predictor.compiled_programs:.2f}")
+    return least
+
+
+def measure(checkpoint: Path) -> None:
+    """Fits the cost model to batches of the table's shapes."""
+    shapes = [(B, T) for B, T in TABLE.shapes if T in (16, 64, 128, 192, 256) and B * T >= 128]
+    least = least_seconds(checkpoint, [((B, T), places(T)) for B, T in shapes], 15)
+    for ((B, T), _), seconds in least.items():
         print(f"  {B:3} x {T:3}: {seconds * 1e3:6.1f} ms, {seconds / B / T * 1e6:5.1f} µs a token")
     columns = np.array([[1, B * T, B * T * T] for B, T in shapes], float)
     # Relative errors count: each row is divided by its time.
     weight = 1 / np.array(list(least.values()))[:, None]
     batch, token, attention = np.linalg.lstsq(columns * weight, np.ones(len(shapes)))[0]
     print(
-        f"batch_seconds={batch:.2g}, token_seconds={token:.3g}, attention_tokens={token / attention:.0f}, "
-        f"compile_seconds={predictor.compile_seconds / len(shapes):.2f}"
+        f"batch_seconds={batch:.2g}, token_seconds={token:.3g}, attention_tokens={token / attention:.0f}"
     )
+
+
+def time_ways(checkpoint: Path, tokens: int) -> None:
+    """What all batches of each way would take, one of each shape having been timed."""
+    batches = {}
+    for mix, documents in mixes(tokens).items():
+        batches[mix, "Lengthwise"] = [((B, T), places(T)) for B, T in lengthwise(documents)]
+        batches[mix, "buckets"] = [(shape, 1) for shape in buckets(documents)]
+        batches[mix, "sorted, 32 each"] = [(shape, 1) for shape in sorted_by_32(documents)]
+    least = least_seconds(
+        checkpoint, {program for found in batches.values() for program in found}, 5
+    )
+    for (mix, way), programs in batches.items():
+        print(f"{mix:24} {way:16} {sum(least[program] for program in programs):6.1f} s")
 
 
 if __name__ == "__main__":
@@ -167,9 +217,12 @@ if __name__ == "__main__":
     parser.add_argument("--tokens", type=int, default=1_000_000)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--measure", type=Path, metavar="CHECKPOINT")
+    parser.add_argument("--time", type=Path, metavar="CHECKPOINT")
     arguments = parser.parse_args()
     if arguments.measure:
         measure(arguments.measure)
+    elif arguments.time:
+        time_ways(arguments.time, arguments.tokens)
     else:
         found = compare(arguments.tokens)
         if arguments.json:

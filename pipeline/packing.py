@@ -63,26 +63,26 @@ def plan(
     moved = sorted(window for row in _loose(rows, full, table.cost) for window, _ in row)
     rows[widest] += _pack(((window, descending[window]) for window in moved), [widest])[widest]
 
-    # Lists first: of a few windows a batch, they take half the time of arrays.
+    # Lists first: for a few windows at a time they take half the time of arrays.
     windows: list[int] = []
-    places_in_batch: list[int] = []
-    columns: list[int] = []
-    ends: list[tuple[Shape, int]] = []
+    row_of: list[int] = []
+    column_of: list[int] = []
+    stops: list[tuple[Shape, int]] = []
     for T in reversed(widths):
         remaining = iter(rows[T])
         for B in _sizes(len(rows[T]), full[T], table, in_use):
-            for place, row in enumerate(islice(remaining, B)):
+            for number, row in enumerate(islice(remaining, B)):
                 for window, column in row:
                     windows.append(window)
-                    places_in_batch.append(place)
-                    columns.append(column)
-            ends.append(((B, T), len(windows)))
-    of_windows = order[windows], np.array(places_in_batch, np.int32), np.array(columns, np.int32)
+                    row_of.append(number)
+                    column_of.append(column)
+            stops.append(((B, T), len(windows)))
+    w, r, c = order[windows], np.array(row_of, np.int32), np.array(column_of, np.int32)
     batches = []
     start = 0
-    for (B, T), stop in ends:
-        part, place, column = (array[start:stop] for array in of_windows)
-        batches.append(PlannedBatch(B=B, T=T, windows=part, rows=place, columns=column))
+    for (B, T), stop in stops:
+        part = slice(start, stop)
+        batches.append(PlannedBatch(B=B, T=T, windows=w[part], rows=r[part], columns=c[part]))
         start = stop
     return tuple(batches)
 

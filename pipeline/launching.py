@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import secrets
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,19 +19,22 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from model import checkpoint
 from model.config import CheckpointError, EncoderConfig
 from model.tokenizer import TokenizerConfig
+from pipeline import storage
 from pipeline.assembling import SCHEMA_VERSION, document_schema
 from pipeline.config import Job, ModelSettings, SettingsError
 from pipeline.incremental import compare, latest_base, own_base
 from pipeline.listing import Listing, field_types, list_units, write_listing
-from pipeline.objects import absolute
+from pipeline.locking import lock_date
+from pipeline.objects import absolute, is_folder
+from pipeline.partitions import write_table
+from pipeline.progress import Control
 from pipeline.records import Run
 from pipeline.shapes import ShapeTable, shape_table
-from pipeline.state import DateLock, Layout, find_resumable
+from pipeline.state import Layout, find_resumable
 from pipeline.tokenizing import check_windows
 
 # Part of the fingerprint: raise it when a change of ours (to reading, decoding, tokenizing or the network) changes what
@@ -72,11 +76,11 @@ def launch(job: Job) -> Iterator[Run]:
         },
     )
     layout = Layout(job.output.output, date)
-    with DateLock(layout, run_id):
-        staging = Path(layout.staged(fingerprint))
-        staging.mkdir(parents=True, exist_ok=True)
-        control = Path(layout.control(run_id))
-        control.mkdir(parents=True)
+    control = Control(layout.control(run_id))
+    with lock_date(layout, run_id, lost=lambda: control.stop(signal.SIGTERM)):
+        storage.make_folder(layout.staged(fingerprint))
+        storage.make_folder(layout.control(run_id))
+        launched = layout.launched(run_id)
         base = None
         if job.output.retry_failures:
             base = own_base(layout)
@@ -102,16 +106,16 @@ def launch(job: Job) -> Iterator[Run]:
             window_tokens=window_tokens,
             shapes=shapes,
             schema=schema,
-            listing=str(control / "listing.parquet"),
+            listing=storage.join(launched, "listing.parquet"),
             hidden=listing.hidden,
-            todo=str(control / "todo.parquet"),
+            todo=storage.join(launched, "todo.parquet"),
             resumed=resumed,
-            control=str(control),
+            control=control.folder,
             base=base.date if base is not None else None,
-            unchanged=str(control / "unchanged.parquet"),
+            unchanged=storage.join(launched, "unchanged.parquet"),
             deleted=changes.deleted,
         )
-        pq.write_table(changes.unchanged, run.unchanged)
+        write_table(storage.join(launched, "unchanged.parquet"), changes.unchanged)
         write_listing(changes.units, run.listing)
         write_listing(todo, run.todo)
         yield run
@@ -187,11 +191,13 @@ def _fingerprint(
 
 def _check_output(job: Job, listing: Listing) -> None:
     """Refuses an output folder that cannot be written, or that the next run would read as input."""
-    output = Path(job.output.output).resolve()
-    kinds = [output / kind for kind in ("documents", "failures", "state", "runs", "_staging")]
+    local = storage.is_local(job.output.output)
+    output = os.path.realpath(job.output.output) if local else job.output.output.rstrip("/")
+    kinds = [f"{output}/{kind}" for kind in ("documents", "failures", "state", "runs", "_staging")]
     for pattern in job.reading.inputs:
-        folder = Path(absolute(pattern)).resolve()
-        if folder.is_dir() and any(kind.is_relative_to(folder) for kind in kinds):
+        folder = absolute(pattern)
+        folder = os.path.realpath(folder) if storage.is_local(folder) else folder
+        if is_folder(folder) and any(f"{kind}/".startswith(f"{folder}/") for kind in kinds):
             raise SettingsError(
                 f"--output {job.output.output}: lies inside the input {pattern}, whose next run would read it; "
                 "choose a folder outside of it"
@@ -203,8 +209,11 @@ def _check_output(job: Job, listing: Listing) -> None:
             f"--output {job.output.output}: the input holds {inside}, which an earlier run has written there; "
             "choose an output folder that no input matches"
         )
-    present = next(folder for folder in (output, *output.parents) if folder.exists())
-    for path in (present, *(kind for kind in kinds if kind.exists())):
+    if not local:
+        return  # the lock is written next
+    parents = [Path(output), *Path(output).parents]
+    present = next(folder for folder in parents if folder.exists())
+    for path in (present, *(Path(kind) for kind in kinds if os.path.exists(kind))):
         if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
             raise SettingsError(
                 f"--output {job.output.output}: expected a folder that can be written, but {path} is "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import io
 import json
 import logging
 from collections.abc import Collection, Iterator
@@ -12,8 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline import storage
+from pipeline.locking import DateLocked, lock_date
 from pipeline.records import Run
-from pipeline.state import DateLock, DateLocked, Layout
+from pipeline.state import Layout
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +104,7 @@ def delete_older(layout: Layout, days: int, run_id: str) -> list[str]:
             continue
         old = Layout(layout.output, date)
         try:
-            with DateLock(old, run_id):
+            with lock_date(old, run_id):
                 storage.delete(old.manifest)  # first: a date without one is not published
                 delete_files(old)
         except DateLocked as error:
@@ -131,3 +133,10 @@ def read_objects(layout: Layout) -> pa.Table | None:
         log.warning("the state of %s is of another version: %s", layout.date, path)
         return None
     return objects
+
+
+def write_table(path: str, table: pa.Table) -> None:
+    sink = io.BytesIO()
+    pq.write_table(table, sink, compression="zstd")
+    with storage.create(path) as file:
+        file.write(sink.getbuffer())

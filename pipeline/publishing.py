@@ -8,7 +8,6 @@ repeated, by the same run or, from the staged files, by the next one.
 from __future__ import annotations
 
 import datetime
-import io
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline import reporting, sidecars, storage
 from pipeline.assembling import METADATA_PREFIX, SCHEMA_VERSION
@@ -30,6 +28,7 @@ from pipeline.partitions import (
     delete_older,
     read_manifest,
     unchanged_objects,
+    write_table,
 )
 from pipeline.progress import Control, Stopped
 from pipeline.reconciling import Reconciled, RunFailed, reconcile, tally
@@ -125,9 +124,14 @@ def _commit(
 
     Raises:
       Stopped: the run was asked to stop while they were built. From then on it is too late.
+      RunFailed: another run has published the date since this began.
     """
     stem = f"part-{run.run_id}"
     output = run.job.output
+    version = 0
+    if not storage.is_local(layout.manifest):
+        found = storage.read_versioned(layout.manifest)
+        version = found[1] if found is not None else 0
     build = storage.join(layout.staged(run.fingerprint), BUILD)
     storage.delete_folder(build)  # what an interrupted publication has left
     merged = list(
@@ -144,11 +148,11 @@ def _commit(
     documents = [_put(layout, file.path, layout.documents, file.rows) for file in merged]
     failed = _failures_table(run, reconciled.failures)
     failures_path = storage.join(build, "failures", f"{stem}-00000.parquet")
-    _write_table(failures_path, failed)
+    write_table(failures_path, failed)
     failures = _put(layout, failures_path, layout.failures, failed.num_rows)
     objects = _objects_table(run, reconciled)
     objects_path = storage.join(build, "state", f"{stem}-00000.parquet")
-    _write_table(objects_path, objects)
+    write_table(objects_path, objects)
     state = _put(layout, objects_path, layout.state, objects.num_rows)
     manifest = {
         "version": MANIFEST_VERSION,
@@ -163,7 +167,16 @@ def _commit(
         "failures": [failures],
         "state": state,
     }
-    storage.write(layout.manifest, json.dumps(manifest, indent=2).encode() + b"\n")
+    content = json.dumps(manifest, indent=2).encode() + b"\n"
+    if storage.is_local(layout.manifest):  # the date's lock keeps others out for good
+        storage.write(layout.manifest, content)
+    elif (
+        storage.write_if(layout.manifest, content, version) is None
+        and (read_manifest(layout) or {}).get("run_id") != run.run_id
+    ):
+        raise RunFailed(
+            f"another run has published {run.date} in {output.output} meanwhile; nothing was replaced"
+        )
     return manifest
 
 
@@ -197,13 +210,6 @@ def _put(layout: Layout, path: str, folder: str, rows: int) -> dict[str, Any]:
     }
     storage.move(path, target)
     return entry
-
-
-def _write_table(path: str, table: pa.Table) -> None:
-    sink = io.BytesIO()
-    pq.write_table(table, sink, compression="zstd")
-    with storage.create(path) as file:
-        file.write(sink.getbuffer())
 
 
 def _failures_table(run: Run, failures: Sequence[Failure]) -> pa.Table:
@@ -264,6 +270,7 @@ def _tidy(layout: Layout, manifest: dict[str, Any], run: Run) -> None:
             storage.delete_folder(storage.join(layout.staging, name))
     for run_id in storage.folders(storage.join(layout.staging, "runs")):
         if run_id != run.run_id:
+            storage.delete_folder(layout.launched(run_id))
             storage.delete_folder(layout.control(run_id))
     if run.job.output.keep_days is not None:
         delete_older(layout, run.job.output.keep_days, run.run_id)

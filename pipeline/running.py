@@ -11,7 +11,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
@@ -20,6 +19,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineRunner
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
+from pipeline import storage
 from pipeline.beam_flags import LOCAL_RUNNERS
 from pipeline.build import build
 from pipeline.config import Job, SettingsError
@@ -65,18 +65,19 @@ def run(job: Job, beam_options: Sequence[str], runner: str) -> int:
 def _end(launched: Run, error: Exception | None, stopped_by: int | None) -> int:
     """Says what came of the run and gives its exit status."""
     job = launched.job
-    path = Path(Layout(job.output.output, launched.date).report(launched.run_id))
-    if error is not None and not path.exists():
+    path = Layout(job.output.output, launched.date).report(launched.run_id)
+    if error is not None and not storage.exists(path):
         report_failure(launched, _last_line(error))
-    report = json.loads(path.read_text())
+    report = json.loads(storage.read(path))
+    page = _short(path.removesuffix("json") + "html")
     if report["status"] == "published":
-        _say(_summary(report, path))
+        _say(_summary(report, page))
         return 0
     if report["status"] == "failed":
         _say(f"lengthwise: {report['reason']}")
         if error is not None and not _is_explained(error):
             _say("".join(traceback.format_exception(error)))
-        _say(f"Report: {_short(path.with_suffix('.html'))}")
+        _say(f"Report: {page}")
     if stopped_by is None:
         return 1
     same = "the same command" + ("" if job.output.date else f" with --date {launched.date}")
@@ -84,10 +85,12 @@ def _end(launched: Run, error: Exception | None, stopped_by: int | None) -> int:
     return 128 + stopped_by
 
 
-def _short(path: str | Path) -> str:
+def _short(path: str) -> str:
     """The path from the working folder, where it lies below."""
+    if not storage.is_local(path):
+        return path
     relative = os.path.relpath(path)
-    return str(path) if relative.startswith(os.pardir) else relative
+    return path if relative.startswith(os.pardir) else relative
 
 
 def _say(text: str) -> None:
@@ -115,7 +118,7 @@ def _engine(runner: str, options: PipelineOptions, launched: Run) -> PipelineRun
     )
 
 
-def _summary(report: dict[str, Any], path: Path) -> str:
+def _summary(report: dict[str, Any], page: str) -> str:
     documents = report["documents"]
     failed = f", {documents['failed']:,} failed" if documents["failed"] else ""
     before = sum(run["documents"] for run in report["runs"] if run["run_id"] != report["run_id"])
@@ -125,7 +128,7 @@ def _summary(report: dict[str, Any], path: Path) -> str:
     return (
         f"Published {documents['written']:,} documents{kept}{failed}{unchanged} to {_short(report['partition'])} "
         f"in {report['seconds']['total']:.1f} s ({report['documents_per_second']:.1f} documents/s)\n"
-        f"Report: {_short(path.with_suffix('.html'))}"
+        f"Report: {page}"
     )
 
 

@@ -1,23 +1,17 @@
-"""Where a run's files lie, who may write a date, and what an interrupted run has left to go on from."""
+"""Where a run's files lie, and what an interrupted run has left to go on from."""
 
 from __future__ import annotations
 
-import fcntl
-import json
 import logging
 import os
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
 from pipeline import sidecars, storage
-from pipeline.config import SettingsError
 from pipeline.records import MACHINE_REASONS, WorkUnit
 
 log = logging.getLogger(__name__)
@@ -25,20 +19,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Layout:
-    """Paths of one date under an output folder.
-
-    Raises:
-      SettingsError: the output is not a local folder.
-    """
+    """Paths of one date under an output folder, a local one or a prefix of an object store's names (`gs://…`)."""
 
     output: str
     date: str  # YYYY-MM-DD
 
     def __post_init__(self) -> None:
-        if not storage.is_local(self.output):
-            raise SettingsError(f"--output: expected a local folder, got {self.output!r}")
         # Workers may have another working folder.
-        object.__setattr__(self, "output", os.path.abspath(self.output))
+        output = os.path.abspath(self.output) if storage.is_local(self.output) else self.output
+        object.__setattr__(self, "output", output.rstrip("/") or "/")
 
     def _of_date(self, kind: str) -> str:
         return storage.join(self.output, kind, f"date={self.date}")
@@ -69,9 +58,16 @@ class Layout:
         """Folder of the staged files and sidecars of one fingerprint."""
         return storage.join(self.staging, fingerprint[:16])
 
-    def control(self, run_id: str) -> str:
-        """Folder of a run's listings, stop flag and counters; they survive a kill."""
+    def launched(self, run_id: str) -> str:
+        """Folder of a run's listings, which its workers read."""
         return storage.join(self.staging, "runs", run_id)
+
+    def control(self, run_id: str) -> str:
+        """Folder on this machine of a run's stop flag and counters; they survive a kill."""
+        if storage.is_local(self.output):
+            return self.launched(run_id)
+        cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        return os.path.join(cache, "lengthwise", "runs", run_id)
 
     @property
     def lock(self) -> str:
@@ -90,79 +86,6 @@ class Layout:
     def relative(self, path: str) -> str:
         """A path as the manifest names it: from the output folder on."""
         return path.removeprefix(self.output + "/")
-
-
-class DateLocked(SettingsError):
-    """Another run is writing this date."""
-
-
-class DateLock:
-    """Keeps a date of an output folder for one run, from `with` to its end.
-
-    It is an flock on a file, so the system gives it back the moment its owner is gone, however it went: a
-    lock left by SIGKILL never blocks the next run. Worker processes must not inherit it; Python's subprocess
-    and spawn close it for them.
-
-    Raises (on entering):
-      DateLocked: another run holds it; the message names that run.
-    """
-
-    def __init__(self, layout: Layout, run_id: str) -> None:
-        self._layout = layout
-        self._run_id = run_id
-        self._file = -1
-
-    def __enter__(self) -> Self:
-        path = self._layout.lock
-        while True:
-            try:
-                os.makedirs(self._layout.staging, exist_ok=True)
-                file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            except FileNotFoundError:  # the last owner tidied the folder away in between
-                continue
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                owner = os.pread(file, 4096, 0).decode(errors="replace")
-                os.close(file)
-                raise DateLocked(self._refusal(owner)) from None
-            # A lock on a file that its last owner has deleted since we opened it keeps nobody out.
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(file), os.stat(path)):
-                    break
-            os.close(file)
-        owner = json.dumps({"run_id": self._run_id, "pid": os.getpid()})
-        os.ftruncate(file, 0)
-        os.pwrite(file, owner.encode(), 0)
-        self._file = file
-        return self
-
-    def _refusal(self, owner: str) -> str:
-        try:
-            data = json.loads(owner)
-            named = f"run {data['run_id']} (process {data['pid']})"
-        except (ValueError, KeyError, TypeError):
-            named = "another run"  # it has the lock but has not written its name yet
-        return (
-            f"--date {self._layout.date}: {named} is writing this date of {self._layout.output}; "
-            "wait for its end or stop it, or choose another --date or --output"
-        )
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        staging = self._layout.staging
-        if set(storage.folders(staging)) <= {"runs"}:  # published: nothing to go on from
-            storage.delete_folder(storage.join(staging, "runs"))
-        os.unlink(self._layout.lock)
-        os.close(self._file)
-        self._file = -1
-        for folder in (staging, os.path.dirname(staging)):
-            with suppress(OSError):  # not empty, or another run has just come
-                os.rmdir(folder)
 
 
 @dataclass(frozen=True, kw_only=True)

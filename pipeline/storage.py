@@ -12,7 +12,7 @@ import os
 import shutil
 import uuid
 from contextlib import suppress
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from apache_beam.io.filesystem import CompressionTypes
 from apache_beam.io.filesystems import FileSystems
@@ -111,6 +111,44 @@ def folders(folder: str) -> list[str]:
             return sorted(entry.name for entry in entries if entry.is_dir())
     except FileNotFoundError:
         return []
+
+
+def read_versioned(path: str) -> tuple[bytes, int] | None:
+    """The content and the version of an object in a bucket, or None if there is none. (GCS calls it a generation.)"""
+    from google.api_core.exceptions import NotFound
+
+    blob = _blob(path)
+    try:
+        blob.reload()
+        content: bytes = blob.download_as_bytes(if_generation_match=blob.generation)
+    except NotFound:
+        return None
+    return content, blob.generation
+
+
+def write_if(path: str, data: bytes, version: int) -> int | None:
+    """Writes an object in a bucket if it still has this version (0: if there is none).
+
+    Returns its new version, or None if another writer came first; that may have been an attempt of ours whose answer was
+    lost, so see what is there.
+    """
+    from google.api_core.exceptions import PreconditionFailed
+
+    blob = _blob(path)
+    try:
+        blob.upload_from_string(data, if_generation_match=version)
+    except PreconditionFailed:
+        return None
+    new: int = blob.generation
+    return new
+
+
+def _blob(path: str) -> Any:
+    # With Beam's own client, and so with its credentials.
+    from apache_beam.io.gcp.gcsio import GcsIO, parse_gcs_path
+
+    bucket, name = parse_gcs_path(path)
+    return GcsIO().client.bucket(bucket).blob(name)
 
 
 def delete(path: str) -> None:

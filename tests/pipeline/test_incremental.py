@@ -12,10 +12,11 @@ import pytest
 from pipeline.config import OutputSettings, SettingsError
 from pipeline.incremental import compare, latest_base, own_base
 from pipeline.listing import write_listing
+from pipeline.locking import DateLock
 from pipeline.partitions import delete_older, published_dates, read_objects
 from pipeline.publishing import RunFailed, publish
 from pipeline.records import Run, WorkUnit
-from pipeline.state import DateLock, Layout
+from pipeline.state import Layout
 from staged_case import FINGERPRINT, make_rows, make_run, make_unit, read_partition, stage
 
 MONDAY, TUESDAY, WEDNESDAY = "2026-01-05", "2026-01-06", "2026-01-07"

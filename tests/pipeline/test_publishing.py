@@ -12,11 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline import sidecars
+from pipeline.locking import DateLock
 from pipeline.partitions import FAILURES_SCHEMA, read_objects
 from pipeline.progress import Control
 from pipeline.publishing import RunFailed, publish, report_failure
 from pipeline.records import Run, StagedFile
-from pipeline.state import DateLock, find_resumable
+from pipeline.state import find_resumable
 from pipeline.writing import RowGroupWriter
 from staged_case import (
     DATE,

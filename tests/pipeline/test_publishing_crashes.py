@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline import storage
+from pipeline.locking import DateLock
 from pipeline.publishing import publish
 from pipeline.records import Run, StagedFile
-from pipeline.state import DateLock, find_resumable
+from pipeline.state import find_resumable
 from staged_case import FINGERPRINT, layout, make_rows, make_run, make_unit, stage, tree
 
 OPERATIONS = ("create", "move", "copy", "delete", "delete_folder")

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from pipeline import sidecars
-from pipeline.config import SettingsError
+from pipeline.locking import DateLock, DateLocked
 from pipeline.records import Figures, WorkUnit
-from pipeline.state import DateLock, DateLocked, Layout, Resumable, find_resumable
+from pipeline.state import Layout, Resumable, find_resumable
 from staged_case import (
     DATE,
     FINGERPRINT,
@@ -33,11 +33,12 @@ UNIT = make_unit()
 OTHER = make_unit("b.jsonl")
 
 
-def test_the_layout_is_absolute_and_local(tmp_path, monkeypatch):
+def test_a_local_layout_is_absolute_and_a_bucket_is_as_it_was_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert Layout("out", DATE).manifest == f"{tmp_path}/out/documents/date={DATE}/_manifest.json"
-    with pytest.raises(SettingsError, match="local folder"):
-        Layout("gs://bucket/out", DATE)
+    assert Layout("out/", DATE).manifest == f"{tmp_path}/out/documents/date={DATE}/_manifest.json"
+    assert Layout("gs://b/out/", DATE).documents == f"gs://b/out/documents/date={DATE}"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert Layout("gs://b/out", DATE).control("run") == f"{tmp_path}/cache/lengthwise/runs/run"
 
 
 # --- the lock
@@ -71,7 +72,8 @@ def test_a_lock_is_free_again_after_the_run_and_leaves_nothing_behind(tmp_path):
 def test_a_lock_left_by_sigkill_never_blocks_the_next_run_even_if_a_worker_lives_on(tmp_path):
     script = """
         import subprocess, sys
-        from pipeline.state import DateLock, Layout
+        from pipeline.locking import DateLock
+        from pipeline.state import Layout
         with DateLock(Layout(sys.argv[1], sys.argv[2]), "killed"):
             worker = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL)
             print(worker.pid, flush=True)

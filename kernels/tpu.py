@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,14 +77,29 @@ def devices(chip: str) -> list[Any]:
         raise NoCompiler("needs libtpu, which has the compiler: pip install 'lengthwise[tpu]'")
     from jax.experimental import topologies
 
-    os.environ.update(ENVIRONMENT)
     config = CHIPS[chip].config
-    described = topologies.get_topology_desc(
-        platform="tpu",
-        topology_name=CHIPS[chip].topology,
-        **({"chip_config_name": config} if config else {}),
-    )
+    with _environment():
+        described = topologies.get_topology_desc(
+            platform="tpu",
+            topology_name=CHIPS[chip].topology,
+            **({"chip_config_name": config} if config else {}),
+        )
     return list(described.devices)
+
+
+@contextmanager
+def _environment() -> Iterator[None]:
+    """ENVIRONMENT, but not for the processes that this one starts: they would wait for such a machine's TPU."""
+    before = {name: os.environ.get(name) for name in ENVIRONMENT}
+    os.environ.update(ENVIRONMENT)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def compile_for(device: Any, function: Callable[..., Any], *arguments: Any) -> Any:

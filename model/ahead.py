@@ -23,6 +23,7 @@ from model.program import ROWS, cases, describe, everywhere, lower
 
 # What libtpu writes for operations whose cycles it does not know is near 2**63.
 UNKNOWN = 2**60
+OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # XLA's status
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,11 @@ class Estimate:
     seconds: float | None = None
     tokens_per_second: float | None = None
     utilisation: float | None = None
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether fewer rows may do."""
+        return self.problem is not None and OUT_OF_MEMORY in self.problem
 
 
 def choose_attention(
@@ -98,7 +104,7 @@ def estimate(
         return Estimate(B=B, T=T, problem=_first_line(error))
     hbm = hbm_bytes(program)
     if hbm > CHIPS[chip].hbm_bytes:
-        return Estimate(B=B, T=T, problem=f"takes {hbm} bytes of HBM")
+        return Estimate(B=B, T=T, problem=f"{OUT_OF_MEMORY}: takes {hbm} bytes of HBM")
     counted, not_counted = None, None
     if isinstance(attention, PallasTpu):
         (case,) = cases(config, dtype, [shape], 1)

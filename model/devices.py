@@ -16,7 +16,7 @@ BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
 class DeviceError(RuntimeError):
-    """The device asked for is not there."""
+    """The device asked for is not there, or does not start."""
 
 
 def resolve_device(device: str) -> str:
@@ -52,11 +52,21 @@ def resolve_dtype(dtype: str, device: str) -> str:
 
 
 def local_devices(kind: str) -> list[jax.Device]:
-    """This process's devices of a kind; empty where there is none."""
+    """This process's devices of a kind; empty where there is none.
+
+    Raises:
+      DeviceError: there should be one, but it does not start. Another process may have it.
+    """
     try:
         devices: list[jax.Device] = jax.local_devices(backend=kind)
-    except RuntimeError:  # JAX's way to say that there is no such backend
-        return []
+    except RuntimeError as error:
+        # Raised where JAX was told what to use, and on TPU machines it tells itself. Without this a TPU that is busy
+        # would look like none (https://github.com/jax-ml/jax/issues/22070).
+        if "Unable to initialize backend" in str(error):
+            raise DeviceError(
+                f"a device that should be there does not start: {error}; wait for it, or ask for another"
+            ) from error
+        return []  # JAX's way to say that there is no such backend
     return devices
 
 

@@ -7,17 +7,30 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from pipeline.beam_flags import refuse_typing_errors, refuse_unknown, refuse_unknown_runner
-from pipeline.config import SettingsError
-from pipeline.flags import add_flags, all_flags, make_job, nearest, read_config
+from pipeline.config import Checkup, SettingsError
+from pipeline.flags import (
+    Flag,
+    add_flags,
+    all_flags,
+    make_checkup,
+    make_job,
+    nearest,
+    read_config,
+    refuse_all,
+)
 from pipeline.packages import check_packages
 from pipeline.quieting import quiet
 
-COMMANDS = {"run": "run a job: documents in, embeddings out, in Parquet"}
+COMMANDS = {
+    "run": "run a job: documents in, embeddings out, in Parquet",
+    "doctor": "say what is installed, what it can run, and what a model would take on a TPU",
+}
 
 EXIT_STATUS = """\
 exit status: 0 all good, 1 the run failed or too many documents failed, 2 wrong usage,
@@ -58,7 +71,7 @@ def _command(argv: list[str]) -> int:
         meant = nearest(argv[0], COMMANDS)
         hint = f"did you mean {meant}?" if meant else "see lengthwise --help"
         raise SettingsError(f"expected a command ({', '.join(COMMANDS)}), got {argv[0]!r}; {hint}")
-    return _run(argv[1:])
+    return {"run": _run, "doctor": _doctor}[argv[0]](argv[1:])
 
 
 def _run(argv: list[str]) -> int:
@@ -68,7 +81,7 @@ def _run(argv: list[str]) -> int:
     from_file, others = ({}, []) if config is None else read_config(config)
     values = {**from_file, **values}
     runner = values.pop("runner", "DirectRunner")
-    ours = {*all_flags(), *_negations(), "config", "runner", "help"}
+    ours = {*all_flags(), *_negations(all_flags()), "config", "runner", "help"}
     not_ours = ((others, f"--config {config}: "), (unknown, ""))
     for arguments, source in not_ours:
         refuse_typing_errors(arguments, ours, source)
@@ -78,6 +91,7 @@ def _run(argv: list[str]) -> int:
         refuse_unknown(arguments, ours, source)
     refuse_unknown_runner(runner)
 
+    _only_this_device(job.model.device)
     quiet()
     print("Starting …", file=sys.stderr, flush=True)  # the imports below take seconds
     from pipeline.running import run
@@ -88,8 +102,40 @@ def _run(argv: list[str]) -> int:
     return status
 
 
-def _negations() -> list[str]:
-    return [f"no-{name}" for name, flag in all_flags().items() if flag.kind is bool]
+def _doctor(argv: list[str]) -> int:
+    parser = _Parser(
+        prog="lengthwise doctor",
+        usage="lengthwise doctor [flags]",
+        description="Says what is installed, which devices and attention implementations work, and with --tpu whether "
+        "a model fits a TPU and how fast it should be, without one.",
+        epilog="exit status: 0 all good, 1 something does not work or does not fit, 2 wrong usage",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_flags(parser, Checkup)
+    namespace, unknown = parser.parse_known_args(argv)
+    flags = all_flags(Checkup)
+    refuse_all(unknown, {*flags, *_negations(flags), "help"})
+    settings = make_checkup(vars(namespace)).checking
+    check_packages()
+    _only_this_device("cpu" if settings.tpu else settings.device)
+    quiet()
+    from pipeline.doctor import examine
+
+    status = examine(settings)
+    gc.freeze()  # as above
+    return status
+
+
+def _only_this_device(device: str) -> None:
+    """Before JAX is imported, and for worker processes: JAX would take hold of every TPU and GPU that it finds, though
+    only a CPU is asked for, and fail where another process has the TPU."""
+    if device == "cpu":
+        os.environ["JAX_PLATFORMS"] = "cpu"
+
+
+def _negations(flags: Mapping[str, Flag]) -> list[str]:
+    return [f"no-{name}" for name, flag in flags.items() if flag.kind is bool]
 
 
 def _top_parser() -> argparse.ArgumentParser:

@@ -248,9 +248,13 @@ class CheckupSettings:
         if self.tpu is not None:
             _require(self.tpu in TPUS, "tpu", f"one of {', '.join(TPUS)}", self.tpu)
             if self.model is None:
-                raise SettingsError(f"--tpu {self.tpu}: expected --model with it, which is compiled")
+                raise SettingsError(
+                    f"--tpu {self.tpu}: expected --model with it, which is compiled"
+                )
             if self.device not in ("auto", "tpu"):
-                raise SettingsError(f"--tpu {self.tpu}: expected no other --device, got {self.device!r}")
+                raise SettingsError(
+                    f"--tpu {self.tpu}: expected no other --device, got {self.device!r}"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,12 +6,12 @@ import argparse
 import datetime
 import difflib
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
-from pipeline.config import Job, SettingsError
+from pipeline.config import Checkup, Job, SettingsError
 
 EXPECTED = {
     str: "text",
@@ -26,7 +26,7 @@ class Flag:
     """One setting as users name it."""
 
     name: str  # without the dashes in front: max-windows
-    section: str  # field of Job
+    section: str  # field of Job, or of another command's settings
     field: str  # field of that section
     kind: type  # str, int, float or bool
     repeats: bool  # a tuple of them
@@ -37,10 +37,10 @@ class Flag:
 
 
 @cache
-def all_flags() -> Mapping[str, Flag]:
-    """Every setting of a job by its flag's name."""
+def all_flags(command: type = Job) -> Mapping[str, Flag]:
+    """Every setting of a command (a job's, if not another's) by its flag's name."""
     found = {}
-    for section, settings in get_type_hints(Job).items():
+    for section, settings in get_type_hints(command).items():
         types = get_type_hints(settings)
         for field in fields(settings):
             kind = types[field.name]
@@ -69,13 +69,28 @@ def nearest(name: str, known: Collection[str], cutoff: float = 0.6) -> str | Non
     return alike[close[0]] if close else None
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
+def refuse_all(unknown: Sequence[str], known: Collection[str]) -> None:
+    """Refuses what a command's parser has left over, where nothing passes through.
+
+    Raises:
+      SettingsError: there is something; it names the flag that may have been meant.
+    """
+    for text in unknown:
+        if not text.startswith("--"):
+            raise SettingsError(f"unexpected argument {text!r}: everything is given by flags")
+        name = text[2:].split("=", 1)[0]
+        meant = nearest(name, known)
+        hint = f"; did you mean --{meant}?" if meant else ""
+        raise SettingsError(f"unknown flag --{name}{hint}")
+
+
+def add_flags(parser: argparse.ArgumentParser, command: type = Job) -> None:
     """Adds every setting, in one group a section. What is not given is absent from the namespace."""
     groups = {}
-    for section, settings in get_type_hints(Job).items():
+    for section, settings in get_type_hints(command).items():
         about = (settings.__doc__ or "").splitlines()[0]
         groups[section] = parser.add_argument_group(section, about)
-    for flag in all_flags().values():
+    for flag in all_flags(command).values():
         more: dict[str, Any] = {"type": _converter(flag.kind), "metavar": _metavar(flag)}
         if flag.kind is bool:
             more = {"action": argparse.BooleanOptionalAction}
@@ -127,9 +142,19 @@ def make_job(values: Mapping[str, Any]) -> Job:
     Raises:
       SettingsError: a setting that has no default is missing, or a value cannot work.
     """
-    sections: dict[str, dict[str, Any]] = {section: {} for section in get_type_hints(Job)}
+    return Job(**_sections(Job, values))
+
+
+def make_checkup(values: Mapping[str, Any]) -> Checkup:
+    """As `make_job`, what the doctor is to look at."""
+    return Checkup(**_sections(Checkup, values))
+
+
+def _sections(command: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    kinds = get_type_hints(command)
+    sections: dict[str, dict[str, Any]] = {section: {} for section in kinds}
     missing = []
-    for name, flag in all_flags().items():
+    for name, flag in all_flags(command).items():
         if name in values:
             value = values[name]
             sections[flag.section][flag.field] = tuple(value) if flag.repeats else value
@@ -137,7 +162,7 @@ def make_job(values: Mapping[str, Any]) -> Job:
             missing.append(f"--{name}")
     if missing:
         raise SettingsError(f"needed and not given: {', '.join(missing)}")
-    return Job(**{name: kind(**sections[name]) for name, kind in get_type_hints(Job).items()})
+    return {name: kind(**sections[name]) for name, kind in kinds.items()}
 
 
 def _converter(kind: type) -> Any:

@@ -14,7 +14,10 @@ from typing import NoReturn
 # What TensorFlow, XLA and gRPC write on standard error by themselves, much of it before they read the log level
 # that the environment sets: notes and warnings, and TensorFlow's search for a GPU that it is not to use.
 NOISE = re.compile(
-    rb"[IW]\d{4} |WARNING: All log messages before absl|To enable the following instructions|E\d{4} .*cuInit"
+    rb"[IW]\d{4} |WARNING: All log messages before absl|To enable the following instructions|E\d{4} .*cuInit|"
+    # libtpu where there is no TPU; if there is one that does not start, JAX raises what it says.
+    rb"Failed to find host bounds|WARNING: Logging before InitGoogle|E\d{4} .*TPU_WORKER_HOSTNAMES|"
+    rb"=== Source Location Trace|learning/\S+libtpu"
 )
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

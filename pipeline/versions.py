@@ -10,6 +10,7 @@ DISTRIBUTIONS = (
     "apache-beam",
     "jax",
     "jaxlib",
+    "libtpu",
     "flax",
     "numpy",
     "pyarrow",

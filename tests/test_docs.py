@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from pipeline import cli
+from pipeline.config import Checkup
 from pipeline.flags import all_flags
 
 CHECKOUT = Path(__file__).parents[1]
@@ -79,6 +80,9 @@ def test_the_set_up_lines_choose_the_constraints_of_the_python_that_runs_them():
 def accepted(monkeypatch, tmp_path):
     """Parses a command line as the command does, up to where the run would begin."""
     monkeypatch.setitem(sys.modules, "pipeline.running", types.SimpleNamespace(run=lambda *_: 0))
+    examined = types.SimpleNamespace(examine=lambda *_: 0)
+    monkeypatch.setitem(sys.modules, "pipeline.doctor", examined)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # the command sets it for its process
     monkeypatch.setattr(cli, "quiet", lambda: None)
     monkeypatch.chdir(tmp_path)
     for block in blocks("toml"):
@@ -102,7 +106,7 @@ def test_every_command_is_shown():
 
 def test_every_flag_that_is_named_exists():
     named = set(re.findall(r"`--([a-z][a-z_-]*)", README + CONTRIBUTING))
-    known = {*all_flags(), "config", "runner", "help", "version"}
+    known = {*all_flags(), *all_flags(Checkup), "config", "runner", "help", "version"}
     known |= {f"no-{name}" for name, flag in all_flags().items() if flag.kind is bool}
     assert len(named) > 5
     assert named - known == set()
@@ -149,7 +153,7 @@ def test_both_pythons_get_the_same_versions_but_for_the_two_jax_lines():
     ]
     shared = pins[0].keys() & pins[1].keys()
     different = {name for name in shared if pins[0][name] != pins[1][name]}
-    assert different <= {"flax", "jax", "jaxlib", "scipy"}  # SciPy comes with JAX
+    assert different <= {"flax", "jax", "jaxlib", "libtpu", "scipy"}  # SciPy comes with JAX
 
 
 def test_no_file_that_installs_names_a_package_index():

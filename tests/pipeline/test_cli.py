@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ import pytest
 
 from pipeline import cli
 from pipeline.beam_flags import NEVER, TYPING_ERROR
-from pipeline.config import Job, SettingsError
+from pipeline.config import CheckupSettings, Job, SettingsError
 from pipeline.flags import all_flags, nearest
 
 NEEDED = ["--input", "docs", "--output", "out", "--model", "folder"]
@@ -130,6 +131,20 @@ def test_a_setting_that_the_run_finds_impossible_is_wrong_usage(monkeypatch, cap
         ),
         (["run", *NEEDED, "--runner", "DaskRunner"], "loses documents"),
         (["run", "--config", "no/such/file.toml"], "cannot be read"),
+        (["doctro"], "did you mean doctor?"),
+        (["doctor", "--tpuu", "v5e"], "unknown flag --tpuu; did you mean --tpu?"),
+        (["doctor", "--max_tokens_per_batch=3"], "did you mean --max-tokens-per-batch?"),
+        (["doctor", "v5e"], "unexpected argument 'v5e'"),
+        (["doctor", "--tpu", "v5e"], "--tpu v5e: expected --model with it"),
+        (
+            ["doctor", "--tpu", "v5", "--model", "m"],
+            "--tpu: expected one of v4, v5e, v5p, v6e, tpu7x",
+        ),
+        (
+            ["doctor", "--tpu", "v5e", "--model", "m", "--device", "cpu"],
+            "expected no other --device",
+        ),
+        (["doctor", "--window-tokens", "2"], "--window-tokens: expected 3 or more, got 2"),
     ],
 )
 def test_wrong_usage_is_refused_in_one_line_without_asking_beam(
@@ -159,6 +174,35 @@ def test_what_neither_we_nor_beam_know_is_refused(refused, argv, message):
 def test_flags_are_not_abbreviated(refused):
     assert "did you mean --output?" in refused("run", "--outpu", "x")
     assert "unknown flag --max" in refused("run", *NEEDED, "--max", "3")
+
+
+# The doctor
+
+
+def test_flags_become_what_the_doctor_looks_at_and_its_exit_status_is_ours(monkeypatch):
+    looked: list[CheckupSettings] = []
+    module = types.SimpleNamespace(examine=lambda settings: looked.append(settings) or 1)
+    monkeypatch.setitem(sys.modules, "pipeline.doctor", module)
+    monkeypatch.setenv("JAX_PLATFORMS", "as before")
+    assert cli.main(["doctor", "--model", "folder", "--json"]) == 1
+    assert looked == [CheckupSettings(model="folder", json=True)]
+    assert os.environ["JAX_PLATFORMS"] == "as before"
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["run", *NEEDED, "--device", "cpu"],
+        ["doctor", "--device", "cpu"],
+        ["doctor", "--model", "m", "--tpu", "v5e"],
+    ],
+)
+def test_where_only_a_cpu_is_asked_for_jax_looks_for_nothing_else(ran, monkeypatch, argv):
+    module = types.SimpleNamespace(examine=lambda settings: 0)
+    monkeypatch.setitem(sys.modules, "pipeline.doctor", module)
+    monkeypatch.setenv("JAX_PLATFORMS", "tpu,cpu")
+    assert cli.main(argv) == 0
+    assert os.environ["JAX_PLATFORMS"] == "cpu"
 
 
 # What is Beam's
@@ -280,6 +324,8 @@ def command(*argv: str) -> subprocess.CompletedProcess[str]:
     [
         (["--help"], 0),
         (["run", "--help"], 0),
+        (["doctor", "--help"], 0),
+        (["doctor", "--tpu", "v5"], 2),
         (["run", "--outptu", "x"], 2),
         (["run", *NEEDED, "--date", "yesterday"], 2),
     ],

@@ -17,6 +17,11 @@ NOISE = [
     "I1201 11:56:37.520210    9325 pjrt_client.cc:579] PjRt-IFRT device count: total=1",
     "W1201 11:56:37.520210    9325 some.cc:1] careful",
     "E0000 00:00:1796127997.885276   18091 cuda_platform.cc:52] failed call to cuInit: INTERNAL",
+    "Failed to find host bounds for accelerator type: WARNING: could not determine TPU accelerator type",
+    "WARNING: Logging before InitGoogle() is written to STDERR",
+    "E0000 00:00:1796138112.2 1008 common_lib.cc:554] INVALID_ARGUMENT: from env var TPU_WORKER_HOSTNAMES",
+    "=== Source Location Trace: === ",
+    "learning/45eac/tfrc/runtime/libtpu_init_utils.cc:327",
 ]
 KEPT = [
     "E1201 11:56:37.520210    9325 pjrt_client.cc:1] out of memory",

@@ -11,7 +11,7 @@ Three mixes of lengths, in random order, cut into windows of 256 tokens:
 * Beam: SortAndBatchElements of up to 1,024 tokens a batch, all in one bundle, padded to the longest.
 The others see the whole corpus at once, which a pipeline that streams does not. Estimates are in the time of the CPU cost
 model, with what compiling takes apart: each distinct shape is one program. The model knows nothing of caches, and flatters batches
-of more than 1,024 tokens; `--time` runs the real model in bfloat16.
+of more than 1,024 tokens; `--time` asks the real model, in bfloat16.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import tempfile
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import apache_beam as beam
@@ -42,6 +42,7 @@ from pipeline.tokenizing import windows as spans
 
 WINDOW = 256
 TABLE = shape_table("cpu", WINDOW, None, 1)
+SAMPLED = 8  # batches of each way that are timed
 
 
 def mixes(tokens: int) -> dict[str, list[int]]:
@@ -158,27 +159,24 @@ def compare(tokens: int) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def least_seconds(
-    checkpoint: Path, programs: Collection[tuple[Shape, int]], rounds: int
-) -> dict[tuple[Shape, int], float]:
-    """What a batch of each shape, and most windows in a row, takes in bfloat16: the least of some rounds in which they take
-    turns."""
+    checkpoint: Path, shapes: Collection[Shape], clock: Callable[[], float], rounds: int = 10
+) -> dict[Shape, float]:
+    """What a batch of each shape takes in bfloat16, by this clock: the least of some rounds in which they take turns."""
     from model.predictor import Predictor
 
-    shapes = sorted({shape for shape, _ in programs})
     predictor = Predictor(
         checkpoint, task="embed", device="cpu", dtype="bfloat16", attention="auto", shapes=shapes
     )
     calls = {}
-    for (B, T), segments in programs:
-        ids = np.full([B, T], 1000, np.int32)
+    for B, T in shapes:
         positions = np.tile(np.arange(T, dtype=np.int32), [B, 1])
-        calls[(B, T), segments] = (ids, np.ones([B, T], np.int32), positions, segments)
+        calls[B, T] = (np.full_like(positions, 1000), np.ones_like(positions), positions, places(T))
     least = dict.fromkeys(calls, float("inf"))
     for _ in range(rounds + 1):  # the first one compiles
-        for program, call in calls.items():
-            start = time.perf_counter()
+        for shape, call in calls.items():
+            start = clock()
             predictor.fetch(predictor.dispatch(*call))
-            least[program] = min(least[program], time.perf_counter() - start)
+            least[shape] = min(least[shape], clock() - start)
     print(f"compile_seconds={predictor.compile_seconds / predictor.compiled_programs:.2f}")
     return least
 
@@ -186,8 +184,8 @@ def least_seconds(
 def measure(checkpoint: Path) -> None:
     """Fits the cost model to batches of the table's shapes."""
     shapes = [(B, T) for B, T in TABLE.shapes if T in (16, 64, 128, 192, 256) and B * T >= 128]
-    least = least_seconds(checkpoint, [((B, T), places(T)) for B, T in shapes], 15)
-    for ((B, T), _), seconds in least.items():
+    least = least_seconds(checkpoint, shapes, time.perf_counter)
+    for (B, T), seconds in least.items():
         print(f"  {B:3} x {T:3}: {seconds * 1e3:6.1f} ms, {seconds / B / T * 1e6:5.1f} µs a token")
     columns = np.array([[1, B * T, B * T * T] for B, T in shapes], float)
     # Relative errors count: each row is divided by its time.
@@ -199,17 +197,22 @@ def measure(checkpoint: Path) -> None:
 
 
 def time_ways(checkpoint: Path, tokens: int) -> None:
-    """What all batches of each way would take, one of each shape having been timed."""
-    batches = {}
+    """CPU seconds of all batches of each way, judged by an even sample of them."""
+    found = {}
     for mix, documents in mixes(tokens).items():
-        batches[mix, "Lengthwise"] = [((B, T), places(T)) for B, T in lengthwise(documents)]
-        batches[mix, "buckets"] = [(shape, 1) for shape in buckets(documents)]
-        batches[mix, "sorted, 32 each"] = [(shape, 1) for shape in sorted_by_32(documents)]
-    least = least_seconds(
-        checkpoint, {program for found in batches.values() for program in found}, 5
-    )
-    for (mix, way), programs in batches.items():
-        print(f"{mix:24} {way:16} {sum(least[program] for program in programs):6.1f} s")
+        for name, batch in (
+            ("Lengthwise", lengthwise), ("buckets", buckets), ("sorted, 32 each", sorted_by_32),
+        ):  # fmt: skip
+            found[mix, name] = sorted(batch(documents), key=lambda shape: (shape[1], shape[0]))
+    samples = {}
+    for key, shapes in found.items():
+        step = -(-len(shapes) // SAMPLED)
+        samples[key] = shapes[step // 2 :: step]
+    shapes = sorted({shape for sample in samples.values() for shape in sample})
+    least = least_seconds(checkpoint, shapes, time.process_time)
+    for (mix, name), sample in samples.items():
+        seconds = sum(least[shape] for shape in sample) / len(sample) * len(found[mix, name])
+        print(f"{mix:24} {name:16} {seconds:6.1f} CPU s")
 
 
 if __name__ == "__main__":

@@ -111,8 +111,9 @@ def main() -> int:
                 seconds[name].append({clock: long[clock] - short[clock] for clock in CLOCKS})
             for name, peer in peers.items():
                 seconds[name].append(peer.seconds(counted))
-            said = ", ".join(f"{name} {seconds[name][-1]['wall']:.1f} s" for name in seconds)
-            print(f"round {number + 1}: {said}", flush=True)
+            print(f"round {number + 1}: seconds (of CPU)", flush=True)
+            for name, found in seconds.items():
+                print(f"  {found[-1]['wall']:6.2f} ({found[-1]['cpu']:6.2f})  {name}", flush=True)
         for peer in peers.values():
             peer.close()
 

@@ -11,7 +11,12 @@ Three mixes of lengths, in random order, cut into windows of 256 tokens:
 * Beam: SortAndBatchElements of up to 1,024 tokens a batch, all in one bundle, padded to the longest.
 The others see the whole corpus at once, which a pipeline that streams does not. Estimates are in the time of the CPU cost
 model, with what compiling takes apart: each distinct shape is one program. The model knows nothing of caches, and flatters batches
-of more than 1,024 tokens; `--time` asks the real model, in bfloat16.
+of more than 1,024 tokens; `--time` asks the real model, in bfloat16. Its CPU seconds of a million tokens (two
+Xeon cores with AMX, JAX 0.12; compiling, 1.5 s a program there, apart):
+
+    short messages           Lengthwise  75.6 (3 shapes)  buckets 118.4 ( 4)  sorted, 32 each  80.8 (59)
+    articles                 Lengthwise 109.0 (2)         buckets 108.1 (16)  sorted, 32 each 287.8 (41)
+    heavy-tailed 10–8,000    Lengthwise 104.7 (2)         buckets  99.8 (16)  sorted, 32 each 275.2 (28)
 """
 
 from __future__ import annotations

@@ -15,12 +15,12 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from apache_beam.ml.inference.base import ModelHandler
 
+from pipeline import checkpoints
 from pipeline.device_batches import arrays, half_rows, half_windows, segments, subset
 from pipeline.packing import places
 from pipeline.progress import Control, busy
@@ -37,7 +37,7 @@ class FlaxModelHandler(ModelHandler[Load, LoadResult, "Predictor"]):
     """Runs Loads through a published checkpoint: one Load in, one LoadResult out.
 
     Args:
-      checkpoint: folder of the checkpoint.
+      checkpoint: folder of the checkpoint, also in a bucket, or "package:NAME".
       task: what is computed, see `pipeline.config.TASKS`.
       device, dtype: decided ("cpu", "bfloat16"), not "auto": all workers must do the same.
       attention: name of an implementation, or "auto".
@@ -67,7 +67,7 @@ class FlaxModelHandler(ModelHandler[Load, LoadResult, "Predictor"]):
     def load_model(self) -> Predictor:
         from model.predictor import Predictor
 
-        return Predictor(Path(self._checkpoint), **self._predictor_settings)
+        return Predictor(checkpoints.folder(self._checkpoint), **self._predictor_settings)
 
     def run_inference(  # type: ignore[override]
         self, batch: Load, model: Predictor, inference_args: dict[str, Any] | None = None

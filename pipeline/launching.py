@@ -23,7 +23,7 @@ import pyarrow as pa
 from model import checkpoint
 from model.config import CheckpointError, EncoderConfig
 from model.tokenizer import TokenizerConfig
-from pipeline import storage
+from pipeline import checkpoints, storage
 from pipeline.assembling import SCHEMA_VERSION, document_schema
 from pipeline.config import Job, ModelSettings, SettingsError
 from pipeline.incremental import compare, latest_base, own_base
@@ -97,7 +97,7 @@ def launch(job: Job) -> Iterator[Run]:
             run_id=run_id,
             date=date,
             started=started,
-            checkpoint=str(folder),
+            checkpoint=checkpoints.resolve(job.model.model),
             model_name=job.model.model,
             fingerprint=fingerprint,
             device=device,
@@ -124,7 +124,7 @@ def launch(job: Job) -> Iterator[Run]:
 def _load_configs(model: str) -> tuple[Path, EncoderConfig, TokenizerConfig]:
     """The checkpoint's folder and what its files say, all of them checked."""
     try:
-        folder = checkpoint.locate(model)
+        folder = checkpoints.folder(model)
         config = EncoderConfig.from_checkpoint(folder)
         checkpoint.check(folder, config)
         tokenizer = TokenizerConfig.from_checkpoint(folder)

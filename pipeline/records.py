@@ -279,7 +279,7 @@ class Run:
     run_id: str
     date: str  # YYYY-MM-DD
     started: float  # seconds since the epoch
-    checkpoint: str  # folder
+    checkpoint: str  # where workers find it: a folder, also in a bucket, or package:NAME
     model_name: str
     fingerprint: str
     device: str  # cpu | gpu | tpu

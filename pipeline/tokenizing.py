@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import apache_beam as beam
@@ -16,6 +15,7 @@ import numpy as np
 from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
+from pipeline import checkpoints
 from pipeline.config import ModelSettings, SettingsError
 from pipeline.progress import Control, Stopped, busy
 from pipeline.records import (
@@ -97,7 +97,7 @@ def gathered(chunks: Sequence[Chunk]) -> Chunk:
 def _tokenizer_of(checkpoint: str) -> Tokenizer:
     from model.tokenizer import load_tokenizer
 
-    return load_tokenizer(Path(checkpoint))
+    return load_tokenizer(checkpoints.folder(checkpoint))
 
 
 _loading = threading.Lock()

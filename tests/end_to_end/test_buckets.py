@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from urllib.parse import unquote
 
 import pyarrow.parquet as pq
 import pytest
 
-from lengthwise_command import assert_same, documents, job, run_here
+from lengthwise_command import assert_same, documents, job, run, run_here, start
 from local_gcs import Faults, client, local_gcs
+from pipeline.config import SettingsError
 
 DATE = "2026-01-02"
 TEXTS = {
@@ -110,3 +116,104 @@ def test_every_request_may_fail_at_first(fault, gcs: Faults, tiny_checkpoint):
     gcs.before = lambda request: None
     assert partition().num_rows == 203
     assert len(met) > 20
+
+
+def put(name: str, data: bytes, encoding: str | None = None) -> None:
+    blob = client().bucket("in").blob(name)
+    blob.content_encoding = encoding
+    blob.upload_from_string(data, content_type="text/plain")
+
+
+def test_gzip_is_read_whether_the_service_or_the_user_stored_it_so(gcs, tiny_checkpoint):
+    text = "a document that is stored as gzip " * 50
+    put("zip/stored.txt.gz", gzip.compress(text.encode()))
+    put("zip/no name says it.txt", gzip.compress(text.encode()))
+    put("zip/transcoded.txt", gzip.compress(text.encode()), encoding="gzip")
+    assert run_here(job("gs://in/zip", "gs://out", tiny_checkpoint, date=DATE)) == 0
+    assert partition()["content_sha256"].to_pylist() == [sha256(text.encode()).hexdigest()] * 3
+
+
+def test_an_object_that_changes_during_the_run_is_a_failure_and_never_mixed(gcs, tiny_checkpoint):
+    path = "/in/o/docs/records.jsonl"
+    replaced = []
+
+    def replace_it(request):
+        asked = unquote(request.path)
+        if not replaced and request.method == "GET" and path in asked and "alt=media" in asked:
+            replaced.append(asked)
+            client().bucket("in").blob("docs/records.jsonl").upload_from_string('{"text": "new"}\n')
+
+    gcs.before = replace_it
+    assert run_here(gcs_job(tiny_checkpoint, max_failure_ratio=1.0)) == 0
+    assert replaced
+    manifest = json.loads(content(f"documents/date={DATE}/_manifest.json"))
+    [entry] = manifest["failures"]
+    [failure] = pq.read_table(io.BytesIO(content(entry["path"]))).to_pylist()
+    assert (failure["uri"], failure["reason"]) == ("gs://in/docs/records.jsonl", "changed_object")
+    assert partition().num_rows == 3
+
+
+def test_the_model_and_a_manifest_may_lie_in_a_bucket(gcs, tiny_checkpoint, tmp_path):
+    for file in sorted(path for path in tiny_checkpoint.rglob("*") if path.is_file()):
+        name = f"models/tiny/{file.relative_to(tiny_checkpoint)}"
+        client().bucket("in").blob(name).upload_from_filename(file)
+    put("list.txt", b"gs://in/docs/plain.txt\ngs://in/docs/gone.txt\n")
+    a_job = job(
+        "gs://in/none/*", "gs://out", "gs://in/models/tiny", date=DATE,
+        manifest="gs://in/list.txt", allow_empty=True, max_failure_ratio=0.5,
+    )  # fmt: skip
+    assert run_here(a_job) == 0
+    assert partition()["uri"].to_pylist() == ["gs://in/docs/plain.txt"]
+    gcs.seen.clear()
+    assert run_here(a_job) == 0
+    assert not [r for r in gcs.seen if "safetensors" in r.path and "alt=media" in r.path]
+
+
+def test_a_model_that_is_not_in_the_bucket_is_refused(gcs):
+    with pytest.raises(SettingsError, match=r"gs://in/docs: no config\.json in it"):
+        run_here(gcs_job("gs://in/docs"))
+
+
+def test_a_killed_run_goes_on_from_what_it_has_staged(gcs, tiny_checkpoint):
+    put(
+        "docs/many.jsonl",
+        "".join(json.dumps({"text": f"record {n}"}) + "\n" for n in range(20_000)).encode(),
+    )
+    arguments = [
+        "--input",
+        "gs://in/docs",
+        "--output",
+        "gs://out",
+        "--model",
+        tiny_checkpoint,
+        "--date",
+        DATE,
+    ]
+    process = start(*arguments)
+    deadline = time.monotonic() + 300
+    while not any(name.endswith(".json") for name in names(f"_staging/date={DATE}")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.kill()
+    process.communicate()
+    lock = f"_staging/date={DATE}/lock"
+    owner = json.loads(content(lock))
+    said = run(*arguments, expect=2)
+    assert f"run {owner['run_id']}" in said
+    # As if ten minutes had gone by.
+    client().bucket("out").blob(lock).upload_from_string(json.dumps(owner | {"until": 0.0}))
+    run(*arguments)
+    assert partition().num_rows == 20_203
+    [report] = [name for name in names("runs") if name.endswith(".json")]
+    first, second = json.loads(content(report))["runs"]
+    assert first["documents"] > 0
+    assert first["documents"] + second["documents"] == 20_203
+
+
+@pytest.mark.full
+def test_ten_thousand_small_objects(gcs, tiny_checkpoint):
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda n: put(f"small/{n}.txt", f"document {n}".encode()), range(10_000)))
+    assert run_here(job("gs://in/small", "gs://out", tiny_checkpoint, date=DATE)) == 0
+    assert partition().num_rows == 10_000

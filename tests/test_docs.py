@@ -51,7 +51,7 @@ def test_exactly_two_lines_set_everything_up():
 
 def test_ci_runs_the_two_lines_with_its_checks_between_their_parts():
     script = (CHECKOUT / ".ci/run").read_text()
-    part = script[script.index("with_step()") : script.index("tried=0")]
+    part = script[script.index("with_step()") : script.index("check() {")]
     program = f'set -euo pipefail\n{part}\necho "$set_up"; echo "$test_line"'
     result = subprocess.run(
         ["bash", "-c", program], cwd=CHECKOUT, capture_output=True, text=True, check=False

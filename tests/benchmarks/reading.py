@@ -1,6 +1,8 @@
-"""CPU time and memory of reading one uncompressed JSON Lines file, without Beam.
+"""CPU time and memory of reading one uncompressed JSON Lines file in ranges, without Beam.
 
-python tests/benchmarks/reading.py [--megabytes 200] [--words 12]
+python tests/benchmarks/reading.py [--megabytes 2000] [--words 12]
+
+The file lies in the temporary folder while it is read.
 """
 
 from __future__ import annotations
@@ -25,19 +27,21 @@ def peak_megabytes() -> float:
 
 
 def write(path: Path, megabytes: int, words: int) -> None:
+    """Writes the same 10,000 records again and again."""
     chosen = random.Random(0)
-    with path.open("w") as file:
-        number = 0
+    texts = (" ".join(chosen.choices(WORDS, k=words)) for _ in range(10_000))
+    records = [
+        json.dumps({"id": n, "text": text}, ensure_ascii=False) for n, text in enumerate(texts)
+    ]
+    block = "".join(f"{record}\n" for record in records).encode()
+    with path.open("wb") as file:
         while file.tell() < megabytes * 10**6:
-            for _ in range(1000):
-                text = " ".join(chosen.choices(WORDS, k=words))
-                file.write(json.dumps({"id": number, "text": text}, ensure_ascii=False) + "\n")
-                number += 1
+            file.write(block)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--megabytes", type=int, default=200)
+    parser.add_argument("--megabytes", type=int, default=2000)
     parser.add_argument("--words", type=int, default=12)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -8,6 +8,9 @@ from typing import Any, get_type_hints
 
 import pytest
 
+from kernels.attention import contract
+from model import devices
+from pipeline import config
 from pipeline.config import (
     BatchingSettings,
     Job,
@@ -109,6 +112,12 @@ def test_no_input_at_all_is_refused_and_a_manifest_is_one():
     with pytest.raises(SettingsError, match="--input"):
         ReadingSettings()
     assert ReadingSettings(manifest="files.txt").inputs == ()
+
+
+def test_the_devices_and_types_offered_are_those_that_the_model_and_attention_know():
+    """Said twice because settings may not import JAX."""
+    assert set(config.DEVICES) == {devices.AUTO, *devices.DEVICES}
+    assert config.DTYPES == (devices.AUTO, *devices.DTYPES) == (devices.AUTO, *contract.DTYPES)
 
 
 @pytest.mark.parametrize("settings", SECTIONS)

@@ -144,7 +144,7 @@ def make_report(
         "attention": own.facts.get("attention"),
         "attention_reasons": own.facts.get("attention_reasons"),
         "model": {"name": run.model_name, "fingerprint": run.fingerprint},
-        "versions": versions() | own.facts.get("versions", {}),
+        "versions": versions(),
         "peak_host_bytes": int(max(own_peak, own.peaks.get("peak_host_bytes", 0))),
         "runs": _runs(run, layout, staged),
         "settings": asdict(run.job),

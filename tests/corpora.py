@@ -33,6 +33,15 @@ def write_jsonl(
     return folder
 
 
+def write_texts(folder: Path, documents: int, *, words: tuple[int, int] = (5, 60)) -> Path:
+    """Writes as many text files; lengths are uniform over `words`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lengths = random.Random(documents)
+    for seed in range(documents):
+        (folder / f"{seed}.txt").write_text(text(seed, lengths.randint(*words)))
+    return folder
+
+
 def library_texts(number: int) -> list[str]:
     """Pieces of this interpreter's standard library, 5 to 20,000 characters long, as many of each magnitude, in random
     order. Runs of white space are one space: to a WordPiece vocabulary they are the same."""

@@ -15,7 +15,7 @@ from tiny_checkpoint import write_tiny_checkpoint
 GOLDENS = Path(__file__).parent / "goldens"
 
 # Least cosine to the goldens, which are float32: the project's promise.
-COSINE = {"float32": 0.99999, "bfloat16": 0.9998}
+COSINE = {"float32": 0.99999, "bfloat16": 0.9999}
 
 
 def texts_of(golden: np.lib.npyio.NpzFile) -> list[np.ndarray]:

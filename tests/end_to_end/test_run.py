@@ -92,11 +92,13 @@ def test_the_result_does_not_depend_on_the_running_mode(
     assert_same(documents(output, DATE), undisturbed)
 
 
+# (DirectRunner looks for an engine to hand over to, and takes FnApiRunner where it finds none.)
+@pytest.mark.parametrize("runner", ["FnApiRunner", "DirectRunner"])
 def test_the_pipeline_runs_inside_a_users_own_beam_pipeline(
-    corpus, undisturbed, tiny_checkpoint, tmp_path
+    runner, corpus, undisturbed, tiny_checkpoint, tmp_path
 ):
     a_job = job(corpus, tmp_path, tiny_checkpoint, date=DATE, dtype="float32")
-    with launch(a_job) as launched, beam.Pipeline(runner="FnApiRunner") as pipeline:
+    with launch(a_job) as launched, beam.Pipeline(runner=runner) as pipeline:
         build(pipeline, launched)
     assert_same(documents(tmp_path, DATE), undisturbed)
 

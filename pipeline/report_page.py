@@ -83,6 +83,13 @@ def _head(report: Report) -> str:
         lines.append(f'<p class="reason {status}"><span>{escape(report["reason"])}</span></p>')
     if report["status"] == "published":
         lines.append(f"<p>Partition: <code>{escape(report['partition'])}</code></p>")
+    built = report["incremental"]
+    if built["base"] is not None:
+        rows = "carried over" if built["carried_over"] else "left there"
+        lines.append(
+            f"<p>Builds on {escape(built['base'])}: rows of {number(built['objects_unchanged'])} unchanged objects "
+            f"{rows}, {number(built['objects_deleted'])} objects deleted since.</p>"
+        )
     return "\n".join(lines)
 
 

@@ -97,6 +97,10 @@ def test_rows_of_deleted_objects_do_not_come_along(tmp_path):
     assert report(run)["incremental"] == {
         "base": MONDAY, "objects_unchanged": 1, "objects_deleted": 1, "carried_over": True,
     }  # fmt: skip
+    page = Path(at(tmp_path, TUESDAY).report(run.run_id)).with_suffix(".html").read_text()
+    assert (
+        f"Builds on {MONDAY}: rows of 1 unchanged objects carried over, 1 objects deleted" in page
+    )
     assert read_objects(at(tmp_path, TUESDAY))["uri"].to_pylist() == [B.uri]
 
 

@@ -6,8 +6,9 @@ Judged by name, size and generation, from the listing alone: an unchanged object
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -73,13 +74,15 @@ def compare(
     """Tells objects that must be computed (all, without a base) from those that need not.
 
     An object is unchanged if the base knows it by this name, size and generation, computed it under the same
-    fingerprint without a failure, and the partition that holds its rows is still published.
+    fingerprint without a failure, and the partition that holds its rows has not been computed anew since.
     """
     if base is None:
         return Changes(units=tuple(units), unchanged=OBJECTS_SCHEMA.empty_table(), deleted=0)
     listed = {unit.uri: unit for unit in units}
     there = {
-        date: read_manifest(Layout(layout.output, date)) is not None
+        date: _held(
+            base.objects if date == base.date else read_objects(Layout(layout.output, date)), date
+        )
         for date in pc.unique(base.objects["partition"]).to_pylist()
     }
     known = base.objects.to_pylist()
@@ -90,7 +93,7 @@ def compare(
         and (row["generation"], row["size"]) == (unit.generation, unit.size_bytes)
         and row["fingerprint"] == fingerprint
         and row["failed"] == 0
-        and there[row["partition"]]
+        and _identity(row) in there[row["partition"]]
     ]
     names = {row["uri"] for row in unchanged}
     return Changes(
@@ -100,17 +103,33 @@ def compare(
     )
 
 
+def _held(objects: pa.Table | None, date: str) -> set[tuple[Any, ...]]:
+    """The objects whose rows lie in this date itself."""
+    rows = objects.to_pylist() if objects is not None else []
+    return {_identity(row) for row in rows if row["partition"] == date}
+
+
+def _identity(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Of an object's rows: the same content under the same fingerprint gives the same."""
+    return tuple(row[name] for name in ("uri", "generation", "size", "records", "fingerprint"))
+
+
 def carried(unchanged: pa.Table, layout: Layout) -> Iterator[Source]:
     """The rows of unchanged objects, in the published files that hold them.
 
     Raises:
       RunFailed: they are not all there.
     """
-    wanted: dict[str, dict[str, int]] = defaultdict(dict)  # partition → uri → rows
+    wanted: dict[str, list[dict[str, Any]]] = defaultdict(list)  # by partition
     for row in unchanged.to_pylist():
-        wanted[row["partition"]][row["uri"]] = row["records"]
-    for date, expected in wanted.items():
-        manifest = read_manifest(Layout(layout.output, date))
+        wanted[row["partition"]].append(row)
+    for date, objects in wanted.items():
+        expected = {row["uri"]: row["records"] for row in objects}
+        of_date = Layout(layout.output, date)
+        manifest = read_manifest(of_date)
+        held = _held(manifest and read_objects(of_date, manifest), date)
+        if not held.issuperset(map(_identity, objects)):
+            raise _gone(date, "it has been computed anew, or deleted, since this run began")
         found: Counter[str] = Counter()
         for entry in manifest["documents"] if manifest else ():
             path = storage.join(layout.output, entry["path"])

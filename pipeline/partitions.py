@@ -117,9 +117,12 @@ def delete_older(layout: Layout, days: int, run_id: str) -> list[str]:
     return deleted
 
 
-def read_objects(layout: Layout) -> pa.Table | None:
-    """What became of each object of a date, as OBJECTS_SCHEMA says; None where that is not published or not readable."""
-    manifest = read_manifest(layout)
+def read_objects(layout: Layout, manifest: dict[str, Any] | None = None) -> pa.Table | None:
+    """What became of each object of a date, as OBJECTS_SCHEMA says; None where that is not published or not readable.
+
+    By its manifest as it is now, if none is given.
+    """
+    manifest = manifest or read_manifest(layout)
     if manifest is None:
         return None
     path = storage.join(layout.output, manifest["state"]["path"])

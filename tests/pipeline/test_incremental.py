@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from pipeline.state import Layout
 from staged_case import FINGERPRINT, make_rows, make_run, make_unit, read_partition, stage
 
 MONDAY, TUESDAY, WEDNESDAY = "2026-01-05", "2026-01-06", "2026-01-07"
+NUMBERS = itertools.count()
 A, B, C = (make_unit(name) for name in ("a.jsonl", "b.jsonl", "c.jsonl"))
 
 
@@ -27,20 +30,35 @@ def at(output: Path, date: str) -> Layout:
     return Layout(str(output), date)
 
 
-def night(output: Path, date: str, units: list[WorkUnit], *, failed=(), **settings) -> Run:
+def night(
+    output: Path,
+    date: str,
+    units: list[WorkUnit],
+    *,
+    failed=(),
+    fingerprint: str = FINGERPRINT,
+    meanwhile: Callable[[], object] = lambda: None,
+    **settings,
+) -> Run:
     """Publishes a date: two rows an object, their `record`s 0 and 10; one more that failed for the objects in `failed`."""
-    names = {"incremental", "carry_over", "retry_failures", "keep_days"} & settings.keys()
-    run = make_run(output, [], run_id=f"run-{date}", max_failure_ratio=1.0, **settings)
+    run = make_run(
+        output,
+        [],
+        run_id=f"run-{date}",
+        max_failure_ratio=1.0,
+        fingerprint=fingerprint,
+        **settings,
+    )
     layout = at(output, date)
     base = None
     if settings.get("incremental"):
         base = latest_base(layout)
     elif settings.get("retry_failures"):
         base = own_base(layout)
-    changes = compare(units, base, layout, FINGERPRINT)
+    changes = compare(units, base, layout, fingerprint)
     control = Path(layout.control(run.run_id))
     control.mkdir(parents=True)
-    Path(layout.staged(FINGERPRINT)).mkdir(parents=True, exist_ok=True)
+    Path(layout.staged(fingerprint)).mkdir(parents=True, exist_ok=True)
     pq.write_table(changes.unchanged, control / "unchanged.parquet")
     write_listing(changes.units, str(control / "listing.parquet"))
     run = replace(
@@ -51,9 +69,10 @@ def night(output: Path, date: str, units: list[WorkUnit], *, failed=(), **settin
         unchanged=str(control / "unchanged.parquet"),
         base=base.date if base else None,
         deleted=changes.deleted,
-        run_id=f"run-{date}-{len(names)}",
+        run_id=f"run-{date}-{next(NUMBERS)}",
     )
     staged = []
+    meanwhile()
     for unit in changes.units:
         bad = [20] if unit in failed else []
         staged += stage(run, make_rows(run, unit, [0, 10], records=2 + len(bad), failed=bad))
@@ -170,6 +189,32 @@ def test_objects_whose_partition_has_gone_are_computed_again(tmp_path):
     run = night(tmp_path, WEDNESDAY, [A, B], incremental=True)
     assert report(run)["documents"]["skipped"] == 2
     assert rows(run) == both(A, B)
+
+
+@pytest.mark.parametrize(
+    ("again", "fingerprint"),
+    [([A], "another model" * 5), ([replace(A, generation="2")], FINGERPRINT), ([], FINGERPRINT)],
+    ids=["by another model", "with another content", "without it"],
+)
+def test_rows_left_in_a_date_that_was_computed_anew_are_not_taken_for_the_old_ones(
+    again, fingerprint, tmp_path
+):
+    night(tmp_path, MONDAY, [A])
+    night(tmp_path, TUESDAY, [A, B], incremental=True, carry_over=False)
+    night(tmp_path, MONDAY, again, fingerprint=fingerprint)
+    run = night(tmp_path, WEDNESDAY, [A, B], incremental=True)
+    assert report(run)["documents"] | {"read": 2, "skipped": 2} == report(run)["documents"]
+    assert rows(run) == both(A, B)
+
+
+def test_a_base_that_is_computed_anew_meanwhile_fails_the_run(tmp_path):
+    night(tmp_path, MONDAY, [A])
+    with pytest.raises(RunFailed, match=f"the partition of {MONDAY}.*has been computed anew"):
+        night(
+            tmp_path, TUESDAY, [A, B], incremental=True,
+            meanwhile=lambda: night(tmp_path, MONDAY, [A], fingerprint="another model" * 5),
+        )  # fmt: skip
+    assert not Path(at(tmp_path, TUESDAY).manifest).exists()
 
 
 @pytest.mark.parametrize("how", ["a file is gone", "a row is gone"])

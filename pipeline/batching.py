@@ -55,6 +55,8 @@ class BatchByLength(beam.DoFn):
 
     def process(self, chunk: TokenizedChunk) -> Iterator[Load]:
         yield from self._loads.add(chunk)
+        if chunk.failures and self._run.job.output.fail_fast:  # it is told at once
+            yield from self._loads.finish()
 
     def finish_bundle(self) -> Iterator[WindowedValue]:
         for load in self._loads.finish():

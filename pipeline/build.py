@@ -49,5 +49,6 @@ def model_handler(run: Run) -> FlaxModelHandler:
         dtype=run.dtype,
         attention=run.job.model.attention,
         shapes=run.shapes.shapes,
+        timeout_seconds=run.job.model.device_timeout_seconds,
         control=Control(run.control),
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import datetime
 import re
+import threading
 from dataclasses import MISSING, dataclass, field
 from typing import Any
 
@@ -100,6 +101,9 @@ class ModelSettings:
     attention: str = setting(
         "attention implementation; auto: the best that passes its check", "auto"
     )
+    device_timeout_seconds: float = setting(
+        "a call to the device, compiling included, that takes longer ends the process", 1800.0
+    )
     window_tokens: int | None = setting(
         "tokens of a window, special tokens included; default: as the checkpoint says", None
     )
@@ -110,6 +114,12 @@ class ModelSettings:
         _require(self.task in TASKS, "task", f"one of {', '.join(TASKS)}", self.task)
         _require(self.device in DEVICES, "device", f"one of {', '.join(DEVICES)}", self.device)
         _require(self.dtype in DTYPES, "dtype", f"one of {', '.join(DTYPES)}", self.dtype)
+        _require(
+            0 < self.device_timeout_seconds <= threading.TIMEOUT_MAX,
+            "device-timeout-seconds",
+            "more than 0",
+            self.device_timeout_seconds,
+        )
         _require(
             self.window_tokens is None or self.window_tokens >= 3,
             "window-tokens",
@@ -153,6 +163,7 @@ class OutputSettings:
     max_failure_ratio: float = setting(
         "publish nothing when more than this share of records failed", 0.05
     )
+    fail_fast: bool = setting("stop at the first record that fails, and publish nothing", False)
     max_rows_per_file: int = setting("rows of an output file", 1_000_000)
     max_bytes_per_file: int = setting("size of an output file, roughly", 256 * 2**20)
     resume: bool = setting("go on from an interrupted run of the same job", True)

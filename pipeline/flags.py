@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
+from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from pipeline.config import Checkup, Job, SettingsError
@@ -115,10 +116,10 @@ def read_config(path: str) -> tuple[dict[str, Any], list[str]]:
       SettingsError: no such file, not TOML, or a value of the wrong type.
     """
     try:
-        with open(path, "rb") as file:
-            table = tomllib.load(file)
+        table = tomllib.loads(_read(path).decode())
     except OSError as error:
-        raise SettingsError(f"--config {path}: cannot be read: {error.strerror}") from None
+        why = error.strerror or error
+        raise SettingsError(f"--config {path}: cannot be read: {why}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"--config {path}: expected TOML: {error}") from None
     values: dict[str, Any] = {}
@@ -134,6 +135,14 @@ def read_config(path: str) -> tuple[dict[str, Any], list[str]]:
         else:
             others += _as_flags(key, value, path)
     return values, others
+
+
+def _read(path: str) -> bytes:
+    if "://" not in path:
+        return Path(path).read_bytes()
+    from pipeline import storage  # Beam takes seconds to import, and only an object store needs it
+
+    return storage.read(path)
 
 
 def make_job(values: Mapping[str, Any]) -> Job:

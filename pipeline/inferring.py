@@ -5,12 +5,13 @@ Three kinds of fault are told apart (each has a test):
   until only the windows at fault are left; their documents become failures and all others are computed;
 * *out of device memory* halves the rows of the batch, is remembered, and the run goes on;
 * any other *device* fault is raised: the runner tries the Load again elsewhere, since a bad chip must never turn
-  good documents into failures.
+  good documents into failures. A call that hangs cannot even be interrupted: the process ends (`watchdog.py`).
 """
 
 from __future__ import annotations
 
 import resource
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from pipeline.device_batches import arrays, half_rows, half_windows, segments, s
 from pipeline.packing import places
 from pipeline.progress import Control, busy
 from pipeline.records import Failure, Figures, Load, LoadResult, PlannedBatch
+from pipeline.watchdog import watchdog
 
 if TYPE_CHECKING:
     from model.predictor import Predictor
@@ -42,6 +44,7 @@ class FlaxModelHandler(ModelHandler[Load, LoadResult, "Predictor"]):
       device, dtype: decided ("cpu", "bfloat16"), not "auto": all workers must do the same.
       attention: name of an implementation, or "auto".
       shapes: every (B, T) that a planned batch may have.
+      timeout_seconds: a call to the device that takes longer ends the process.
       control: where the stop flag is, and where progress is told.
     """
 
@@ -54,6 +57,7 @@ class FlaxModelHandler(ModelHandler[Load, LoadResult, "Predictor"]):
         dtype: str,
         attention: str,
         shapes: Sequence[tuple[int, int]],
+        timeout_seconds: float,
         control: Control,
     ) -> None:
         super().__init__()
@@ -62,12 +66,14 @@ class FlaxModelHandler(ModelHandler[Load, LoadResult, "Predictor"]):
         }  # fmt: skip
         self._checkpoint = checkpoint
         self._control = control
-        self._limits = DeviceLimits()
+        self._limits = DeviceLimits(seconds=timeout_seconds)
 
     def load_model(self) -> Predictor:
         from model.predictor import Predictor
 
-        return Predictor(checkpoints.folder(self._checkpoint), **self._predictor_settings)
+        folder = checkpoints.folder(self._checkpoint)
+        with watchdog(self._limits.seconds, "loading the model"):
+            return Predictor(folder, **self._predictor_settings)
 
     def run_inference(  # type: ignore[override]
         self, batch: Load, model: Predictor, inference_args: dict[str, Any] | None = None
@@ -92,8 +98,10 @@ class FlaxModelHandler(ModelHandler[Load, LoadResult, "Predictor"]):
 
 @dataclass
 class DeviceLimits:
-    """What was learned about the device's memory: no batch of more padded tokens than this is tried again."""
+    """How long a call to the device may take, and what was learned about its memory: no batch of more padded tokens than
+    this is tried again."""
 
+    seconds: float = threading.TIMEOUT_MAX
     max_tokens: int | None = None
 
     def remember(self, max_tokens: int) -> None:
@@ -195,7 +203,8 @@ def _compute(
             figures.shapes[f"{batch.B}x{batch.T}"] += 1
             figures.counts["tokens_padded"] += batch.B * batch.T
             try:
-                handle = predictor.dispatch(*arrays(load, batch), segments=places(batch.T))
+                with watchdog(limits.seconds, f"starting a batch of {batch.B} × {batch.T} tokens"):
+                    handle = predictor.dispatch(*arrays(load, batch), segments=places(batch.T))
             except OutOfDeviceMemory as error:
                 split(batch, error)
                 in_flight = 1
@@ -210,7 +219,8 @@ def _compute(
             continue
         batch, handle = flying.popleft()
         try:
-            pooled = predictor.fetch(handle)
+            with watchdog(limits.seconds, f"a batch of {batch.B} × {batch.T} tokens"):
+                pooled = predictor.fetch(handle)
         except OutOfDeviceMemory as error:
             split(batch, error)
             in_flight = 1
@@ -266,4 +276,5 @@ def _failure(load: Load, index: int, reason: str, message: str) -> Failure:
         step="infer",
         reason=reason,
         message=message,
+        content_sha256=document.content_sha256,
     )

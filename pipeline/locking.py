@@ -88,7 +88,8 @@ class DateLock:
         trace: TracebackType | None,
     ) -> None:
         _tidy(self._layout)
-        os.unlink(self._layout.lock)
+        with suppress(FileNotFoundError):  # somebody has removed the output folder
+            os.unlink(self._layout.lock)
         os.close(self._file)
         self._file = -1
         # Unless something is in them, or another run has just come.

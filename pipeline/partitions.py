@@ -27,6 +27,7 @@ FAILURES_SCHEMA = pa.schema(
         pa.field("step", pa.string(), nullable=False),
         pa.field("reason", pa.string(), nullable=False),
         pa.field("message", pa.string(), nullable=False),
+        pa.field("content_sha256", pa.string()),  # null: nothing of the record was read
     ]
 )
 OBJECTS_SCHEMA = pa.schema(

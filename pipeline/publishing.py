@@ -31,7 +31,7 @@ from pipeline.partitions import (
     write_table,
 )
 from pipeline.progress import Control, Stopped
-from pipeline.reconciling import Reconciled, RunFailed, reconcile, tally
+from pipeline.reconciling import Reconciled, RunFailed, failed_fast, reconcile, tally
 from pipeline.records import Failure, Run, StagedFile
 from pipeline.sidecars import Sidecar
 from pipeline.state import Layout
@@ -105,6 +105,8 @@ def _gather(run: Run, files: Iterable[StagedFile]) -> list[Sidecar]:
 
 
 def _check_failure_ratio(run: Run, reconciled: Reconciled) -> None:
+    if run.job.output.fail_fast and reconciled.failures:  # of runs before, or found just now
+        raise failed_fast(reconciled.failures[0])
     failed, allowed = len(reconciled.failures), run.job.output.max_failure_ratio
     if failed <= allowed * reconciled.records:
         return

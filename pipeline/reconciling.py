@@ -26,6 +26,15 @@ class RunFailed(RuntimeError):
     """Nothing may be published; the message says why, and what to do."""
 
 
+def failed_fast(failure: Failure) -> RunFailed:
+    """What --fail-fast makes of the first failure."""
+    record = "" if failure.record is None else f"record {failure.record!r} of "
+    return RunFailed(
+        f"--fail-fast: {record}{failure.uri} failed to {failure.step}, nothing was published: {failure.message} "
+        f"({failure.reason}). Mend the input, or run without --fail-fast: what was computed is kept for the next run"
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tally:
     """What the sidecars say, unit by unit. Makes no judgement, so it also describes a run that did not get through."""
@@ -205,17 +214,18 @@ def _repeated(
 def _duplicates(
     sidecar: Sidecar, rows: Sequence[int], units: Mapping[str, WorkUnit]
 ) -> Iterator[Failure]:
-    records = _read(sidecar, "record")["record"].take(pa.array(rows)).to_pylist()
-    for row, record in zip(rows, records, strict=True):
+    columns = _read(sidecar, "record", "content_sha256").take(pa.array(rows)).to_pylist()
+    for row, found in zip(rows, columns, strict=True):
         unit_id = sidecar.unit_ids[sidecar.units[row]]
         yield Failure(
             unit_id=unit_id,
             position=int(sidecar.positions[row]),
             uri=units[unit_id].uri,
-            record=record,
+            record=found["record"],
             step="read",
             reason=DUPLICATE_ID,
-            message=f"an earlier record of this object also has the id {record!r}",
+            message=f"an earlier record of this object also has the id {found['record']!r}",
+            content_sha256=found["content_sha256"],
         )
 
 

@@ -111,6 +111,8 @@ class Failure:
     step: str  # read | decode | tokenize | infer
     reason: str  # a stable snake_case code
     message: str
+    # Of the text where there is one, as in the document's row; else of the record's bytes; None where neither was read.
+    content_sha256: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -92,6 +92,8 @@ def make_report(
     own_files = [sidecar for sidecar in staged if sidecar.run_id == run.run_id]
     own = Figures.total(sidecar.figures for sidecar in own_files)
     total_seconds = now - run.started
+    if total_seconds <= 0:  # the clock was set back; the steps are timed by another
+        total_seconds = max(own.seconds.values(), default=0) or 1e-3
     real, padded = int(partition.counts["tokens_inferred"]), int(partition.counts["tokens_padded"])
     first_result = own.lows.get("first_result_at")
     # ru_maxrss counts KiB on Linux, bytes on macOS.
@@ -129,7 +131,7 @@ def make_report(
         "compiled_programs": int(own.peaks.get("compiled_programs", 0)),
         "seconds": {
             "total": total_seconds,
-            "first_result": first_result - run.started if first_result is not None else None,
+            "first_result": None if first_result is None else max(first_result - run.started, 0),
             "compile": float(own.seconds.get("compile", 0)),
             "inference": float(own.seconds.get("infer", 0)),
         }

@@ -67,16 +67,19 @@ def _end(launched: Run, error: Exception | None, stopped_by: int | None) -> int:
     job = launched.job
     path = Layout(job.output.output, launched.date).report(launched.run_id)
     if error is not None and not storage.exists(path):
-        report_failure(launched, _last_line(error))
+        try:
+            report_failure(launched, _last_line(error))
+        except Exception as unwritten:  # where there is no more room, say, or no more output folder
+            _say_why(error, _last_line(error))
+            _say(f"No report either: {_last_line(unwritten)}")
+            return 1
     report = json.loads(storage.read(path))
     page = _short(path.removesuffix("json") + "html")
     if report["status"] == "published":
         _say(_summary(report, page))
         return 0
     if report["status"] == "failed":
-        _say(f"lengthwise: {report['reason']}")
-        if error is not None and not _is_explained(error):
-            _say("".join(traceback.format_exception(error)))
+        _say_why(error, report["reason"])
         _say(f"Report: {page}")
     if stopped_by is None:
         return 1
@@ -95,6 +98,12 @@ def _short(path: str) -> str:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr)
+
+
+def _say_why(error: Exception | None, reason: str) -> None:
+    _say(f"lengthwise: {reason}")
+    if error is not None and not _is_explained(error):
+        _say("".join(traceback.format_exception(error)))
 
 
 def _engine(runner: str, options: PipelineOptions, launched: Run) -> PipelineRunner | str:

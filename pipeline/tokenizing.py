@@ -245,4 +245,5 @@ def _failure(document: Document, reason: str, message: str) -> Failure:
         step="tokenize",
         reason=reason,
         message=message,
+        content_sha256=document.content_sha256,
     )

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, BinaryIO
 
 import apache_beam as beam
@@ -20,6 +21,7 @@ from apache_beam.utils.windowed_value import WindowedValue
 from pipeline import sidecars, storage
 from pipeline.assembling import METADATA_PREFIX
 from pipeline.progress import busy
+from pipeline.reconciling import failed_fast
 from pipeline.records import Completion, Failure, Figures, Rows, Run, StagedFile
 from pipeline.state import Layout
 
@@ -236,6 +238,12 @@ class Write(beam.DoFn):
 
     def process(self, rows: Rows) -> Iterator[StagedFile]:
         assert self._files is not None
+        if rows.failures and self._run.job.output.fail_fast:
+            # What was computed is kept; without failure and completions the unit is read again by the next run.
+            kept = replace(rows, failures=(), completions=())
+            for _ in (*self._files.add(kept), *self._files.close()):
+                pass
+            raise failed_fast(rows.failures[0])
         yield from self._files.add(rows)
 
     def finish_bundle(self) -> Iterator[WindowedValue]:

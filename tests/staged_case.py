@@ -130,6 +130,7 @@ def make_failure(unit: WorkUnit, position: int, reason: str = "bad_json") -> Fai
         step="decode",
         reason=reason,
         message="made up",
+        content_sha256=None if position < 0 else "0" * 64,
     )
 
 

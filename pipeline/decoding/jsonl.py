@@ -75,7 +75,8 @@ def _outcome(
             return None
         record, text, values = parser.parse(line, record)
     except DecodingError as error:
-        return origin.failure(position, parser.named or record, error.reason, error.message)
+        named = parser.named or record
+        return origin.failure(position, named, error.reason, error.message, content=line)
     return origin.document(position, record, text.encode(), text, values)
 
 

@@ -39,7 +39,7 @@ class Origin:
     ) -> Outcome:
         """The document with this text; `data` is the text in UTF-8."""
         if len(data) > self.settings.max_document_bytes:
-            return self.too_large(position, record, f"{len(data)}")
+            return self.too_large(position, record, f"{len(data)}", data)
         if "\0" in text:
             return self.failure(
                 position,
@@ -47,10 +47,11 @@ class Origin:
                 "nul_bytes",
                 f"expected text, got a NUL character at {text.index(chr(0))}: binary data, or UTF-16 or UTF-32 "
                 "without a byte-order mark (then --encoding says which)",
+                content=data,
             )
         if not text or text.isspace():
             reason = "whitespace_only" if text else "empty"
-            return self.failure(position, record, reason, "expected text, got none")
+            return self.failure(position, record, reason, "expected text, got none", content=data)
         return Document(
             unit_id=self.unit_id,
             position=position,
@@ -64,8 +65,16 @@ class Origin:
         )
 
     def failure(
-        self, position: int, record: str | None, reason: str, message: str, step: str = "decode"
+        self,
+        position: int,
+        record: str | None,
+        reason: str,
+        message: str,
+        *,
+        step: str = "decode",
+        content: bytes | None = None,
     ) -> Failure:
+        """`content` is the text in UTF-8, or where there is none the record's bytes, as far as they were read."""
         return Failure(
             unit_id=self.unit_id,
             position=position,
@@ -74,14 +83,18 @@ class Origin:
             step=step,
             reason=reason,
             message=message,
+            content_sha256=None if content is None else hashlib.sha256(content).hexdigest(),
         )
 
-    def too_large(self, position: int, record: str, size: str) -> Failure:
+    def too_large(
+        self, position: int, record: str, size: str, content: bytes | None = None
+    ) -> Failure:
         return self.failure(
             position,
             record,
             "too_large",
             f"expected at most {self.settings.max_document_bytes} bytes (--max-document-bytes), got {size}",
+            content=content,
         )
 
 

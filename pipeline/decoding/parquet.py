@@ -145,7 +145,8 @@ def _rows(
             if fault is not None:
                 raise fault
         except DecodingError as error:
-            yield origin.failure(position, record, error.reason, error.message)
+            content = None if isinstance(data, DecodingError) else data
+            yield origin.failure(position, record, error.reason, error.message, content=content)
             continue
         if encoding != "utf-8":
             data = text.encode()

@@ -81,7 +81,7 @@ def documents(blocks: Iterable[bytes], origin: Origin) -> Iterator[Outcome]:
     try:
         text = decode(data, origin.settings.encoding)
     except DecodingError as error:
-        yield origin.failure(0, "0", error.reason, error.message)
+        yield origin.failure(0, "0", error.reason, error.message, content=data)
         return
     del data
     without_fields = (None,) * len(origin.fields)

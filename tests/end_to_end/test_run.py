@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from hashlib import sha256
 from pathlib import Path
 
 import apache_beam as beam
@@ -351,3 +352,52 @@ def test_a_kept_field_is_null_where_the_format_has_none(tiny_checkpoint, tmp_pat
     assert run_here(a_job) == 0
     table = documents(tmp_path / "out", DATE)
     assert sorted(table["lang"].to_pylist(), key=str) == [None, "en"]
+
+
+def test_a_failure_holds_enough_to_act_on(tiny_checkpoint, tmp_path):
+    (tmp_path / "in").mkdir()
+    line = b'{"text": 7}'
+    (tmp_path / "in" / "a.jsonl").write_bytes(b'{"text": "good"}\n' + line + b"\n")
+    (tmp_path / "in" / "b.parquet").write_bytes(b"PAR1 is no container")
+    (tmp_path / "in" / "c.txt").write_bytes(b"\xff\xfe\xff")
+    (tmp_path / "in" / "d.txt").write_text("\u200b")  # no token
+    a_job = job(tmp_path / "in", tmp_path / "out", tiny_checkpoint, date=DATE, max_failure_ratio=1)
+    assert run_here(a_job) == 0
+    rows = failures(tmp_path / "out", DATE).to_pylist()
+    assert [
+        (Path(r["uri"]).name, r["record"], r["position"], r["step"], r["reason"]) for r in rows
+    ] == [
+        ("a.jsonl", "17", 17, "decode", "text_not_string"),
+        ("b.parquet", None, None, "read", "not_parquet"),
+        ("c.txt", "0", 0, "decode", "undecodable_text"),
+        ("d.txt", "0", 0, "tokenize", "no_tokens"),
+    ]
+    assert [row["content_sha256"] for row in rows] == [
+        sha256(line).hexdigest(),
+        None,  # a container that cannot be opened is one failure, of the object
+        sha256(b"\xff\xfe\xff").hexdigest(),
+        sha256("\u200b".encode()).hexdigest(),
+    ]
+
+
+def test_fail_fast_stops_at_the_first_failure_and_the_next_run_goes_on(
+    tiny_checkpoint, tmp_path, capsys
+):
+    corpus = write_jsonl(tmp_path / "in", 2_000)
+    lines = (corpus / "part-2.jsonl").read_bytes().splitlines(keepends=True)
+    lines.insert(250, b'{"id": "no text"}\n')
+    (corpus / "part-2.jsonl").write_bytes(b"".join(lines))
+    settings = {"date": DATE, "fail_fast": True, "max_tokens_per_load": 2_000}
+    for _ in range(2):  # it stops there again while nothing is mended
+        assert run_here(job(corpus, tmp_path / "out", tiny_checkpoint, **settings)) == 1
+        said = capsys.readouterr().err
+        assert "--fail-fast: record" in said and "part-2.jsonl failed to decode" in said
+        assert "missing_text_field" in said and "Traceback" not in said
+    report = reports(tmp_path / "out", DATE)[-1]
+    assert report["status"] == "failed"
+    assert 0 < report["documents"]["written"] < 2_000
+    assert report["runs"][1]["windows_inferred"] < report["runs"][0]["windows_inferred"]
+    assert run_here(job(corpus, tmp_path / "out", tiny_checkpoint, date=DATE)) == 0
+    assert documents(tmp_path / "out", DATE).num_rows == 2_000
+    report = reports(tmp_path / "out", DATE)[-1]
+    assert sum(r["windows_inferred"] for r in report["runs"]) <= 1.1 * report["windows"]

@@ -59,6 +59,10 @@ def test_the_defaults_are_accepted_and_survive_the_way_to_a_worker():
         (model, "task", "translate"),
         (model, "device", "npu"),
         (model, "dtype", "int8"),
+        *(
+            (model, "device_timeout_seconds", seconds)
+            for seconds in (0.0, float("inf"), float("nan"))
+        ),
         (model, "window_tokens", 2),
         (model, "window_overlap", -1),
         (model, "max_windows", 0),

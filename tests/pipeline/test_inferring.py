@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -303,3 +305,32 @@ def test_a_load_without_documents_only_passes_its_news_on():
     result = compute(load([], [], completions=(completion,)))
     assert result.completions == (completion,)
     assert len(result.documents) == len(result.encodings) == 0
+
+
+def hung(pause: str) -> subprocess.CompletedProcess[str]:
+    program = f"""
+import time
+from pipeline.watchdog import watchdog
+for _ in range(3):
+    with watchdog(0.5, "a quick batch"):
+        pass
+with watchdog(0.5, "a batch of 8 × 64 tokens"):
+    time.sleep({pause})
+print("went on")
+"""
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+
+def test_a_device_call_that_hangs_ends_the_process_and_says_which():
+    result = hung("3600")
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith(
+        "lengthwise: the device hangs: a batch of 8 × 64 tokens has not ended after 0.5 s"
+    )
+    assert "--device-timeout-seconds" in result.stderr
+
+
+def test_a_device_call_that_ends_in_time_is_left_alone():
+    assert hung("0").stdout == "went on\n"

@@ -113,6 +113,7 @@ def test_each_failure_is_a_row_that_says_which_record_and_why(tmp_path):
             "step": "decode",
             "reason": "bad_json",
             "message": "made up",
+            "content_sha256": "0" * 64,
         }
     ]
 

@@ -89,16 +89,22 @@ def delete_files(layout: Layout, *, keep: Collection[str] = ()) -> None:
 def delete_older(layout: Layout, days: int, run_id: str) -> list[str]:
     """Deletes the dates that are more than `days` days older than this one, and returns them.
 
-    A date that a run is writing just now is left for the next time, and so is one whose rows a later date needs.
+    A date that a run is writing just now is left for the next time, and so is one whose rows a later date needs; all are,
+    where a later date does not say whose it needs.
     """
     oldest = (datetime.date.fromisoformat(layout.date) - datetime.timedelta(days)).isoformat()
     dates = list(published_dates(layout.output))
-    needed = {
-        partition
-        for date in dates
-        if date >= oldest and (objects := read_objects(Layout(layout.output, date))) is not None
-        for partition in objects["partition"].unique().to_pylist()
-    }
+    needed: set[str] = set()
+    for date in (date for date in dates if date >= oldest):
+        kept = Layout(layout.output, date)
+        manifest = read_manifest(kept)
+        if manifest is None:
+            continue
+        objects = read_objects(kept, manifest)
+        if objects is None:
+            log.warning("older dates are kept: %s may need their rows", date)
+            return []
+        needed.update(objects["partition"].unique().to_pylist())
     deleted = []
     for date in dates:
         if date >= oldest or date in needed:

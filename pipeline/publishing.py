@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline import reporting, sidecars, storage
 from pipeline.assembling import METADATA_PREFIX, SCHEMA_VERSION
@@ -108,11 +109,13 @@ def _check_failure_ratio(run: Run, reconciled: Reconciled) -> None:
     if run.job.output.fail_fast and reconciled.failures:  # of runs before, or found just now
         raise failed_fast(reconciled.failures[0])
     failed, allowed = len(reconciled.failures), run.job.output.max_failure_ratio
-    if failed <= allowed * reconciled.records:
+    # Of all the date's records: where only what failed is tried again, all that was read may fail again.
+    records = reconciled.records + (pc.sum(unchanged_objects(run)["records"]).as_py() or 0)
+    if failed <= allowed * records:
         return
     reasons = reporting.count_reasons(reconciled.failures)
     raise RunFailed(
-        f"{failed} of {reconciled.records} records failed ({failed / reconciled.records:.1%}), nothing was published: "
+        f"{failed} of {records} records failed ({failed / records:.1%}), nothing was published: "
         f"--max-failure-ratio allows {allowed:.1%}. Most frequent: "
         + ", ".join(f"{reason} ({count})" for reason, count in reasons[:3])
         + ". The report lists examples. Mend the input, or allow more: what was computed is kept for the next run"

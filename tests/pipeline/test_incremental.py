@@ -38,6 +38,7 @@ def night(
     failed=(),
     fingerprint: str = FINGERPRINT,
     meanwhile: Callable[[], object] = lambda: None,
+    max_failure_ratio: float = 1.0,
     **settings,
 ) -> Run:
     """Publishes a date: two rows an object, their `record`s 0 and 10; one more that failed for the objects in `failed`."""
@@ -45,7 +46,7 @@ def night(
         output,
         [],
         run_id=f"run-{date}",
-        max_failure_ratio=1.0,
+        max_failure_ratio=max_failure_ratio,
         fingerprint=fingerprint,
         **settings,
     )
@@ -130,6 +131,18 @@ def test_an_object_with_a_failure_is_tried_again_and_none_else(tmp_path):
     assert report(run)["documents"]["read"] == 2
     assert rows(run) == both(A, B)
     assert read_objects(at(tmp_path, TUESDAY))["failed"].to_pylist() == [0, 0]
+
+
+@pytest.mark.parametrize("how", ["incremental", "retry_failures"])
+def test_a_failure_that_stays_is_measured_by_all_records_and_not_by_those_tried_again(
+    how, tmp_path
+):
+    night(tmp_path, MONDAY, [A, B], failed=[B])
+    date = MONDAY if how == "retry_failures" else TUESDAY
+    run = night(tmp_path, date, [A, B], failed=[B], max_failure_ratio=0.2, **{how: True})
+    assert rows(run) == both(A, B)
+    with pytest.raises(RunFailed, match=r"1 of 5 records failed \(20\.0%\)"):
+        night(tmp_path, date, [A, B], failed=[B], max_failure_ratio=0.19, **{how: True})
 
 
 def test_failures_of_a_date_can_be_tried_again_in_place(tmp_path):
@@ -255,6 +268,18 @@ def test_a_date_whose_rows_a_later_one_needs_is_kept(tmp_path):
     night(tmp_path, "2025-12-30", [A])
     night(tmp_path, MONDAY, [A, B], incremental=True, carry_over=False)
     assert delete_older(at(tmp_path, TUESDAY), 2, "run") == []
+    assert read_objects(at(tmp_path, "2025-12-30")) is not None
+
+
+def test_nothing_is_deleted_while_nobody_can_say_whose_rows_a_later_date_needs(tmp_path, caplog):
+    night(tmp_path, "2025-12-30", [A])
+    night(tmp_path, MONDAY, [A, B], incremental=True, carry_over=False)
+    [state] = Path(at(tmp_path, MONDAY).state).iterdir()
+    content = state.read_bytes()
+    state.write_bytes(b"")
+    assert delete_older(at(tmp_path, TUESDAY), 2, "run") == []
+    assert f"older dates are kept: {MONDAY} may need their rows" in caplog.text
+    state.write_bytes(content)
     assert read_objects(at(tmp_path, "2025-12-30")) is not None
 
 

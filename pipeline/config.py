@@ -11,6 +11,7 @@ import codecs
 import datetime
 import re
 import threading
+import zoneinfo
 from dataclasses import MISSING, dataclass, field
 from typing import Any
 
@@ -55,9 +56,13 @@ class ReadingSettings:
     """Which documents are read, and how a record becomes a document."""
 
     inputs: tuple[str, ...] = setting(
-        "file, folder (read recursively) or glob; may be repeated", (), flag="input"
+        "file, folder (read recursively) or glob, with {date} for the run's date; may be repeated",
+        (),
+        flag="input",
     )
-    manifest: str | None = setting("text file that names one input file a line", None)
+    manifest: str | None = setting(
+        "text file that names one input file a line; its own name may have {date} too", None
+    )
     allow_empty: bool = setting("an input that matches nothing is not an error", False)
     format: str = setting("format of every input; auto: by file name", "auto", choices=FORMATS)
     encoding: str = setting("encoding of text and JSON Lines without a byte-order mark", "utf-8")
@@ -159,7 +164,12 @@ class OutputSettings:
     """Where results go and when they count."""
 
     output: str = setting("folder that receives documents/, failures/, state/ and runs/")
-    date: str | None = setting("partition to write, YYYY-MM-DD; default: today in UTC", None)
+    date: str | None = setting(
+        "partition to write, YYYY-MM-DD; default: yesterday in --time-zone if that is given, else today in UTC",
+        None,
+    )
+    time_zone: str | None = setting("time zone of the nights, such as Europe/Berlin", None)
+    catch_up: int = setting("first run those of the N days before --date that were missed", 0)
     max_failure_ratio: float = setting(
         "publish nothing when more than this share of records failed", 0.05
     )
@@ -191,6 +201,21 @@ class OutputSettings:
             except ValueError:
                 ok = False
             _require(ok, "date", "a day as YYYY-MM-DD", self.date)
+        if self.time_zone is not None:
+            try:
+                zoneinfo.ZoneInfo(self.time_zone)
+            except (KeyError, ValueError, OSError):
+                example = "a time zone of the IANA database, such as Europe/Berlin or UTC"
+                _require(False, "time-zone", example, self.time_zone)
+        _require(0 <= self.catch_up <= 366, "catch-up", "0 to 366 days", self.catch_up)
+        if self.catch_up and self.retry_failures:
+            raise SettingsError(
+                "--catch-up: expected no --retry-failures, which needs a published date"
+            )
+        if self.keep_days is not None and self.catch_up > self.keep_days:
+            raise SettingsError(
+                f"--catch-up {self.catch_up}: expected at most --keep-days {self.keep_days}, since older dates are deleted"
+            )
         if self.incremental and self.retry_failures:
             raise SettingsError(
                 "--incremental and --retry-failures: expected one of them, since they build on different dates"

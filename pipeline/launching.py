@@ -26,6 +26,7 @@ from model.tokenizer import TokenizerConfig
 from pipeline import checkpoints, storage
 from pipeline.assembling import SCHEMA_VERSION, document_schema
 from pipeline.config import Job, ModelSettings, SettingsError
+from pipeline.dates import date_of, on_date
 from pipeline.incremental import compare, latest_base, own_base
 from pipeline.listing import Listing, field_types, list_units, write_listing
 from pipeline.locking import lock_date
@@ -43,15 +44,16 @@ RESULTS_VERSION = 1
 
 
 @contextmanager
-def launch(job: Job) -> Iterator[Run]:
-    """Gives the Run for a job and holds the lock of its date meanwhile.
+def launch(job: Job, date: str | None = None) -> Iterator[Run]:
+    """Gives the Run for a job and holds the lock of its date meanwhile. `date`: another one than its settings say.
 
     Raises:
       SettingsError: a setting, the checkpoint, the device or the input cannot work.
     """
     started = time.time()
     moment = datetime.datetime.fromtimestamp(started, datetime.UTC)
-    date = job.output.date or moment.date().isoformat()
+    date = date or date_of(job.output)
+    job = on_date(job, date)
     run_id = f"{moment:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
     folder, config, tokenizer = _load_configs(job.model.model)
     window_tokens = job.model.window_tokens or config.max_tokens

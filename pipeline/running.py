@@ -10,7 +10,7 @@ import shlex
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import apache_beam as beam
@@ -23,7 +23,9 @@ from pipeline import storage
 from pipeline.beam_flags import LOCAL_RUNNERS
 from pipeline.build import build
 from pipeline.config import Job, SettingsError
+from pipeline.dates import date_of, missed_dates
 from pipeline.launching import launch
+from pipeline.locking import DateLocked
 from pipeline.progress import Control, display, signals_stop
 from pipeline.publishing import report_failure
 from pipeline.records import Run
@@ -31,16 +33,42 @@ from pipeline.state import Layout
 
 
 def run(job: Job, beam_options: Sequence[str], runner: str) -> int:
-    """Runs the job and prints what came of it.
+    """Runs the job, after the dates that were missed if it is to catch up, and prints what came of each.
+
+    A missed date that fails again does not keep the job's own date from being run.
 
     Returns:
-      0: published; 1: failed, or too many documents failed; 128 + signal number: stopped, and resumable.
+      0: all published; 1: failed, or too many documents failed; 128 + signal number: stopped, and resumable.
 
     Raises:
-      SettingsError: the job cannot start; nothing was read.
+      SettingsError: the job cannot start; nothing of its date was read.
     """
+    date = date_of(job.output)
+    missed_status = 0
+    for missed in missed_dates(job.output, date) if job.output.catch_up else ():
+        _say(f"Catching up: {missed} is not published")
+        try:
+            status = _run_date(job, missed, beam_options, runner)
+        except (SettingsError, OSError) as error:
+            _say(f"lengthwise: {error}")
+            status = 0 if isinstance(error, DateLocked) else 1  # it is being written: not missed
+        if status >= 128:
+            return status
+        missed_status = missed_status or status
+    return _run_date(job, date, beam_options, runner) or missed_status
+
+
+def _run_date(job: Job, date: str, beam_options: Sequence[str], runner: str) -> int:
+    try:
+        return _run_launched(job, date, beam_options, runner)
+    except (SettingsError, OSError) as error:
+        _print_summary({"status": "refused", "date": date, "reason": str(error)})
+        raise
+
+
+def _run_launched(job: Job, date: str, beam_options: Sequence[str], runner: str) -> int:
     options = PipelineOptions(list(beam_options), runner=None)
-    with launch(job) as launched:
+    with launch(job, date) as launched:
         control = Control(launched.control)
         engine = _engine(runner, options, launched)
         hidden = f", {launched.hidden:,} hidden files left out" if launched.hidden else ""
@@ -72,8 +100,18 @@ def _end(launched: Run, error: Exception | None, stopped_by: int | None) -> int:
         except Exception as unwritten:  # where there is no more room, say, or no more output folder
             _say_why(error, _last_line(error))
             _say(f"No report either: {_last_line(unwritten)}")
+            _print_summary({"status": "failed", "date": launched.date, "reason": _last_line(error)})
             return 1
     report = json.loads(storage.read(path))
+    _print_summary(
+        {name: report[name] for name in ("status", "date", "reason", "run_id")}
+        | {
+            "documents": sum(file["rows"] for file in report["files"]["documents"]),
+            "failures": report["documents"]["failed"],
+            "partition": report["partition"],
+            "report": path,
+        }
+    )
     page = _short(path.removesuffix("json") + "html")
     if report["status"] == "published":
         _say(_summary(report, page))
@@ -83,7 +121,8 @@ def _end(launched: Run, error: Exception | None, stopped_by: int | None) -> int:
         _say(f"Report: {page}")
     if stopped_by is None:
         return 1
-    same = "the same command" + ("" if job.output.date else f" with --date {launched.date}")
+    given = job.output.date == launched.date
+    same = "the same command" + ("" if given else f" with --date {launched.date}")
     _say(f"Stopped by {signal.Signals(stopped_by).name}; nothing published. Run {same} to go on.")
     return 128 + stopped_by
 
@@ -104,6 +143,16 @@ def _say_why(error: Exception | None, reason: str) -> None:
     _say(f"lengthwise: {reason}")
     if error is not None and not _is_explained(error):
         _say("".join(traceback.format_exception(error)))
+
+
+def _print_summary(summary: Mapping[str, Any]) -> None:
+    """For programs: a line of JSON a date, the job's own the last. People are told on standard error."""
+    if sys.stdout.isatty():
+        return
+    try:
+        print(json.dumps(summary), flush=True)
+    except OSError:  # its reader has gone, which fails no run: nor shall what is left in the buffer
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _engine(runner: str, options: PipelineOptions, launched: Run) -> PipelineRunner | str:

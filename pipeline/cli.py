@@ -54,8 +54,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:  # of the launch: what a worker raises is explained by the run
         print(f"lengthwise: {error}", file=sys.stderr)
         return 1
+    except Exception as error:
+        if not _is_of_storage(error):
+            raise
+        print(f"lengthwise: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:  # before the run began: there is nothing to stop or to resume
         return 130
+
+
+def _is_of_storage(error: Exception) -> bool:
+    """Whether a storage service has refused something, a bucket that is not there say. Its errors are no OSErrors, and
+    their classes slow to import."""
+    names = {f"{kind.__module__.split('.')[0]}.{kind.__name__}" for kind in type(error).__mro__}
+    return not names.isdisjoint(
+        ("google.GoogleAPIError", "google.GoogleAuthError", "apache_beam.BeamIOError")
+    )
 
 
 def _command(argv: list[str]) -> int:

@@ -87,9 +87,11 @@ class DateLock:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        _tidy(self._layout)
-        with suppress(FileNotFoundError):  # somebody has removed the output folder
-            os.unlink(self._layout.lock)
+        # The output folder may have been deleted meanwhile; what is there now is the next run's.
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(self._file), os.stat(self._layout.lock)):
+                _tidy(self._layout)
+                os.unlink(self._layout.lock)
         os.close(self._file)
         self._file = -1
         # Unless something is in them, or another run has just come.
@@ -116,7 +118,6 @@ def _lease(layout: Layout, run_id: str, lost: Callable[[], None]) -> Iterator[No
     finally:
         ended.set()
         thread.join()
-        _tidy(layout)
         lease.give_back()
 
 
@@ -124,6 +125,7 @@ class _Lease:
     """An object that names who writes a date until when; every change of it is conditional on the one before."""
 
     def __init__(self, layout: Layout, run_id: str) -> None:
+        self._layout = layout
         self._path = layout.lock
         # Tells our own write, whose answer was lost on the way, from that of a run with our name.
         self._owner = {"run_id": run_id, "pid": os.getpid(), "nonce": secrets.token_hex(8)}
@@ -156,9 +158,18 @@ class _Lease:
             return True
 
     def give_back(self) -> None:
-        found = storage.read_versioned(self._path)
-        if found is not None and self._is_ours(found[0]):
-            storage.delete(self._path)
+        """Ends the lease if it is still ours; what another run has begun to write is its own."""
+        try:
+            found = storage.read_versioned(self._path)
+            if found is not None and self._is_ours(found[0]):
+                _tidy(self._layout)
+                storage.delete(self._path)
+        except Exception as error:  # what the run did is done
+            log.warning(
+                "the lock of the date could not be given back, it ends by itself in %.0f minutes: %s",
+                LEASE_SECONDS / 60,
+                error,
+            )
 
 
 def _tidy(layout: Layout) -> None:

@@ -211,6 +211,41 @@ def test_a_killed_run_goes_on_from_what_it_has_staged(gcs, tiny_checkpoint):
     assert first["documents"] + second["documents"] == 20_203
 
 
+def test_a_bucket_that_is_not_there_is_said_in_one_line(gcs, tiny_checkpoint, tmp_path):
+    for output in ("gs://nowhere/out", "gs://nowhere"):
+        said = run(
+            "--input", "gs://in/docs", "--output", output, "--model", tiny_checkpoint, expect=1
+        )
+        assert "Traceback" not in said
+        assert "nowhere" in said and "404" in said
+
+
+def test_a_lease_that_cannot_be_given_back_fails_no_run(gcs, tiny_checkpoint, caplog):
+    def refuse(request):
+        deletes = request.method == "DELETE" or b"DELETE" in request.body  # alone or in a batch
+        return 403 if deletes and "2Flock" in request.path + str(request.body) else None
+
+    gcs.before = refuse
+    assert run_here(gcs_job(tiny_checkpoint)) == 0
+    assert "could not be given back" in caplog.text
+    assert partition().num_rows == 203
+
+
+def test_a_run_whose_lease_was_taken_over_leaves_the_next_one_alone(gcs):
+    from pipeline.locking import lock_date
+    from pipeline.state import Layout
+
+    mine, listing = (
+        f"_staging/date={DATE}/lock",
+        f"_staging/date={DATE}/runs/second/listing.parquet",
+    )
+    with lock_date(Layout("gs://out", DATE), "first"):
+        owner = json.dumps({"run_id": "second", "pid": 1, "until": time.time() + 600})
+        client().bucket("out").blob(mine).upload_from_string(owner)
+        client().bucket("out").blob(listing).upload_from_string("units")
+    assert names() == [mine, listing]
+
+
 @pytest.mark.full
 def test_ten_thousand_small_objects(gcs, tiny_checkpoint):
     with ThreadPoolExecutor(16) as pool:

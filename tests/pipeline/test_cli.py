@@ -352,6 +352,33 @@ def test_the_version_is_that_of_the_distribution(capsys, monkeypatch):
     assert capsys.readouterr().out == "lengthwise 1.2.3\n"
 
 
+def test_what_a_storage_service_refuses_is_said_in_one_line(monkeypatch, capsys):
+    from apache_beam.io.filesystem import BeamIOError
+    from google.api_core.exceptions import Forbidden
+    from google.auth.exceptions import DefaultCredentialsError
+
+    errors = [Forbidden("no access\nto it"), DefaultCredentialsError("none"), BeamIOError("gone")]
+    for error in errors:
+
+        def run(*_, error=error):
+            raise error
+
+        monkeypatch.setitem(sys.modules, "pipeline.running", types.SimpleNamespace(run=run))
+        assert cli.main(["run", *NEEDED]) == 1
+    said = [line for line in capsys.readouterr().err.splitlines() if line != "Starting …"]
+    assert said[0] == "lengthwise: 403 no access to it"
+    assert len(said) == 3
+
+
+def test_a_fault_of_ours_keeps_its_traceback(monkeypatch):
+    def run(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setitem(sys.modules, "pipeline.running", types.SimpleNamespace(run=run))
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["run", *NEEDED])
+
+
 def test_ctrl_c_before_the_run_begins_leaves_no_traceback(monkeypatch):
     def run(*_: object) -> int:
         raise KeyboardInterrupt

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -128,6 +129,21 @@ def test_the_end_of_the_lock_keeps_what_an_unpublished_run_has_left(tmp_path):
         stage(run, make_rows(run, UNIT, [0]))
         before = set(tree(tmp_path))
     assert before - set(tree(tmp_path)) == {f"_staging/date={DATE}/lock"}
+
+
+def test_the_end_of_a_lock_that_was_deleted_leaves_the_next_run_alone(tmp_path):
+    output = tmp_path / "out"
+    first, second = (DateLock(Layout(str(output), DATE), f"run-{n}") for n in (1, 2))
+    with first:
+        shutil.rmtree(output)
+    assert not output.exists()
+    first.__enter__()
+    shutil.rmtree(output)
+    with second:
+        (output / "_staging" / f"date={DATE}" / "runs").mkdir()
+        before = tree(tmp_path)
+        first.__exit__(None, None, None)
+        assert tree(tmp_path) == before
 
 
 # --- resuming

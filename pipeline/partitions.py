@@ -92,7 +92,10 @@ def delete_older(layout: Layout, days: int, run_id: str) -> list[str]:
     A date that a run is writing just now is left for the next time, and so is one whose rows a later date needs; all are,
     where a later date does not say whose it needs.
     """
-    oldest = (datetime.date.fromisoformat(layout.date) - datetime.timedelta(days)).isoformat()
+    try:
+        oldest = (datetime.date.fromisoformat(layout.date) - datetime.timedelta(days)).isoformat()
+    except OverflowError:  # before the calendar's first day
+        return []
     dates = list(published_dates(layout.output))
     needed: set[str] = set()
     for date in (date for date in dates if date >= oldest):

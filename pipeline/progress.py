@@ -95,6 +95,7 @@ class Control:
         Takes no lock, so a signal handler may call it.
         """
         if self.folder is not None and not self.stopping():
+            os.makedirs(self.folder, exist_ok=True)  # someone may have deleted it
             _write(Path(self._flag()), str(signal_number))
 
     def stopped_by(self) -> int | None:
@@ -160,7 +161,10 @@ def signals_stop(control: Control) -> Iterator[None]:
 
     def handle(number: int, _frame: object) -> None:
         if not control.stopping():
-            control.stop(number)
+            try:
+                control.stop(number)
+            except OSError:  # no space left, say: the workers cannot be asked
+                os._exit(128 + number)
             first[0] = time.monotonic()
         elif time.monotonic() - first[0] > SECONDS_OF_ONE_SIGNAL:
             os._exit(128 + number)

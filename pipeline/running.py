@@ -16,7 +16,7 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from apache_beam.runners.runner import PipelineRunner
+from apache_beam.runners.runner import PipelineRunner, create_runner
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
 from pipeline import storage
@@ -94,15 +94,22 @@ def _end(launched: Run, error: Exception | None, stopped_by: int | None) -> int:
     """Says what came of the run and gives its exit status."""
     job = launched.job
     path = Layout(job.output.output, launched.date).report(launched.run_id)
-    if error is not None and not storage.exists(path):
-        try:
+    try:
+        if error is not None and not storage.exists(path):
             report_failure(launched, _last_line(error))
-        except Exception as unwritten:  # where there is no more room, say, or no more output folder
+        report = json.loads(storage.read(path))
+    except Exception as unwritten:  # where there is no more room, no output folder or no service
+        if error is None:
+            raise
+        if storage.is_local(launched.listing) and not os.path.exists(launched.listing):
+            _say(
+                f"lengthwise: {job.output.output} was deleted while the run worked in it; run again"
+            )
+        else:
             _say_why(error, _last_line(error))
-            _say(f"No report either: {_last_line(unwritten)}")
-            _print_summary({"status": "failed", "date": launched.date, "reason": _last_line(error)})
-            return 1
-    report = json.loads(storage.read(path))
+        _say(f"No report either: {_last_line(unwritten)}")
+        _print_summary({"status": "failed", "date": launched.date, "reason": _last_line(error)})
+        return 1 if stopped_by is None else 128 + stopped_by
     _print_summary(
         {name: report[name] for name in ("status", "date", "reason", "run_id")}
         | {
@@ -115,6 +122,8 @@ def _end(launched: Run, error: Exception | None, stopped_by: int | None) -> int:
     page = _short(path.removesuffix("json") + "html")
     if report["status"] == "published":
         _say(_summary(report, page))
+        if error is not None:
+            _say(f"lengthwise: what is no longer needed was not all deleted: {_last_line(error)}")
         return 0
     if report["status"] == "failed":
         _say_why(error, report["reason"])
@@ -158,10 +167,17 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
 def _engine(runner: str, options: PipelineOptions, launched: Run) -> PipelineRunner | str:
     """DirectRunner by its engine: asked for by the other name, Beam first tries to download another one."""
     if runner not in LOCAL_RUNNERS:
-        return runner
+        try:
+            return create_runner(runner)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise SettingsError(f"--runner {runner}: Beam cannot load it: {error}") from error
     direct = options.view_as(DirectOptions)
     if direct.direct_running_mode != "multi_processing":
         return FnApiRunner()
+    if direct.direct_num_workers < 0:
+        raise SettingsError(
+            f"--direct_num_workers: expected 0 (one a core) or more, got {direct.direct_num_workers}"
+        )
     if launched.device != "cpu":
         raise SettingsError(
             f"--direct_running_mode multi_processing: expected a CPU, since one process owns a {launched.device}; "

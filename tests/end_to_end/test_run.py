@@ -401,3 +401,49 @@ def test_fail_fast_stops_at_the_first_failure_and_the_next_run_goes_on(
     assert documents(tmp_path / "out", DATE).num_rows == 2_000
     report = reports(tmp_path / "out", DATE)[-1]
     assert sum(r["windows_inferred"] for r in report["runs"]) <= 1.1 * report["windows"]
+
+
+@pytest.mark.parametrize(
+    ("runner", "options", "says"),
+    [
+        ("no.such.Runner", (), "--runner no.such.Runner: Beam cannot load it"),
+        (
+            "DirectRunner",
+            ("--direct_running_mode=multi_processing", "--direct_num_workers=-1"),
+            "--direct_num_workers: expected 0",
+        ),
+    ],
+)
+def test_an_engine_that_cannot_be_is_refused(
+    runner, options, says, corpus, tiny_checkpoint, tmp_path
+):
+    a_job = job(corpus, tmp_path, tiny_checkpoint, date=DATE, device="cpu")
+    with pytest.raises(SettingsError, match=says):
+        run_here(a_job, *options, runner=runner)
+
+
+def test_a_run_whose_output_is_deleted_meanwhile_says_so(
+    corpus, tiny_checkpoint, tmp_path, monkeypatch, capsys
+):
+    def build_and_delete(*made):
+        build(*made)
+        shutil.rmtree(tmp_path / "out")
+
+    monkeypatch.setattr("pipeline.running.build", build_and_delete)
+    assert run_here(job(corpus, tmp_path / "out", tiny_checkpoint, date=DATE)) == 1
+    said = capsys.readouterr().err
+    assert "out was deleted while the run worked in it" in said
+    assert "Traceback" not in said
+
+
+def test_a_published_run_that_cannot_delete_old_dates_says_so(
+    corpus, tiny_checkpoint, tmp_path, monkeypatch, capsys
+):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied", "old")
+
+    monkeypatch.setattr("pipeline.publishing.delete_older", refuse)
+    assert run_here(job(corpus, tmp_path, tiny_checkpoint, date=DATE, keep_days=3)) == 0
+    said = capsys.readouterr().err
+    assert "Published 300 documents" in said
+    assert "was not all deleted: [Errno 13] Permission denied: 'old'" in said

@@ -264,6 +264,12 @@ def test_dates_that_are_too_old_are_deleted(tmp_path):
     assert left == [foreign.relative_to(tmp_path)]
 
 
+@pytest.mark.parametrize(("date", "days"), [(TUESDAY, 10**30), (TUESDAY, 10**7), ("0001-01-02", 3)])
+def test_no_date_is_older_than_the_calendar(date, days, tmp_path):
+    night(tmp_path, MONDAY, [A])
+    assert delete_older(at(tmp_path, date), days, "run") == []
+
+
 def test_a_date_whose_rows_a_later_one_needs_is_kept(tmp_path):
     night(tmp_path, "2025-12-30", [A])
     night(tmp_path, MONDAY, [A, B], incremental=True, carry_over=False)

@@ -150,6 +150,26 @@ def test_a_folder_that_is_gone_does_not_fail_the_worker(tmp_path):
     Control(str(tmp_path / "gone")).report({"tokens": 1})
 
 
+def test_a_run_whose_folder_is_gone_can_be_stopped(tmp_path):
+    control = Control(str(tmp_path / "gone"))
+    with signals_stop(control):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert control.stopped_by() == signal.SIGTERM
+
+
+def test_a_run_that_cannot_be_asked_to_stop_ends_at_once(tmp_path):
+    program = """
+import os, signal, sys
+from pipeline import progress
+with progress.signals_stop(progress.Control(sys.argv[1])):
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+    (tmp_path / "file").touch()
+    process = python(program, tmp_path / "file" / "folder", stderr=subprocess.PIPE)
+    assert process.communicate(timeout=60)[1] == ""
+    assert process.returncode == 143
+
+
 # Timing
 
 

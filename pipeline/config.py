@@ -22,6 +22,9 @@ TPUS = ("v4", "v5e", "v5p", "v6e", "tpu7x")
 FORMATS = ("auto", "text", "markdown", "jsonl", "parquet")
 
 
+MAX_TOKENS_PER_BATCH = 2**24  # the activations of a small model alone would take 30 GB
+
+
 class SettingsError(ValueError):
     """A setting that cannot work; raised before any document is read (exit status 2)."""
 
@@ -140,6 +143,15 @@ class ModelSettings:
         )
 
 
+def _check_batch(tokens: int | None) -> None:
+    _require(
+        tokens is None or 0 < tokens <= MAX_TOKENS_PER_BATCH,
+        "max-tokens-per-batch",
+        f"more than 0, at most {MAX_TOKENS_PER_BATCH}",
+        tokens,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class BatchingSettings:
     """How documents are grouped for the device. Changes speed, never results."""
@@ -152,11 +164,9 @@ class BatchingSettings:
     )
 
     def __post_init__(self) -> None:
-        for flag, value in (
-            ("max-tokens-per-batch", self.max_tokens_per_batch),
-            ("max-tokens-per-load", self.max_tokens_per_load),
-        ):
-            _require(value is None or value > 0, flag, "more than 0", value)
+        load = self.max_tokens_per_load
+        _require(load is None or load > 0, "max-tokens-per-load", "more than 0", load)
+        _check_batch(self.max_tokens_per_batch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +203,10 @@ class OutputSettings:
     def __post_init__(self) -> None:
         ok = bool(self.output) and "\0" not in self.output and self.output.isprintable()
         _require(ok, "output", "a folder, its name in printable characters", self.output)
+        # The lock and the manifest need what only these two have.
+        scheme = re.match(r"[^/]*://", self.output)
+        ok = scheme is None or re.match(r"gs://[^/]", self.output) is not None
+        _require(ok, "output", "a local folder or gs://BUCKET/FOLDER", self.output)
         if self.date is not None:
             # fromisoformat also takes 20260102 and 2026-W01-1, which would name other folders.
             ok = re.fullmatch(r"\d{4}-\d{2}-\d{2}", self.date, re.ASCII) is not None
@@ -276,11 +290,9 @@ class CheckupSettings:
     def __post_init__(self) -> None:
         _require(self.device in DEVICES, "device", f"one of {', '.join(DEVICES)}", self.device)
         _require(self.dtype in DTYPES, "dtype", f"one of {', '.join(DTYPES)}", self.dtype)
-        for flag, value, least in (
-            ("window-tokens", self.window_tokens, 3),
-            ("max-tokens-per-batch", self.max_tokens_per_batch, 1),
-        ):
-            _require(value is None or value >= least, flag, f"{least} or more", value)
+        window = self.window_tokens
+        _require(window is None or window >= 3, "window-tokens", "3 or more", window)
+        _check_batch(self.max_tokens_per_batch)
         if self.tpu is not None:
             _require(self.tpu in TPUS, "tpu", f"one of {', '.join(TPUS)}", self.tpu)
             if self.model is None:

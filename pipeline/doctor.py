@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from dataclasses import asdict
@@ -43,6 +44,10 @@ def examine(settings: CheckupSettings) -> int:
         raise SettingsError(str(error)) from error
     found = {"versions": versions(), "model": settings.model or "BERT-base"}
     found |= _ahead(settings, config) if settings.tpu is not None else _here(settings, config)
+    if isinstance(
+        sys.stdout, io.TextIOWrapper
+    ):  # whatever the locale, and names that are not UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")
     if settings.json:
         print(json.dumps(found, indent=2))
     else:

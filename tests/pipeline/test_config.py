@@ -67,8 +67,13 @@ def test_the_defaults_are_accepted_and_survive_the_way_to_a_worker():
         (model, "window_overlap", -1),
         (model, "max_windows", 0),
         (BatchingSettings, "max_tokens_per_batch", 0),
+        (BatchingSettings, "max_tokens_per_batch", 10**30),
         (BatchingSettings, "max_tokens_per_load", -5),
         (output, "output", ""),
+        *(
+            (output, "output", f"{name}")
+            for name in ("gs://", "gs:///a", "s3://a/b", "file:///a", "zzz://a")
+        ),
         (output, "max_failure_ratio", 1.5),
         (output, "max_failure_ratio", -0.1),
         (output, "max_failure_ratio", float("nan")),

@@ -185,3 +185,15 @@ def test_a_tpu_that_does_not_start_is_told_from_none(device: str) -> None:
         env=os.environ | {"JAX_PLATFORMS": "tpu,cpu"},
     )  # fmt: skip
     assert "does not start: Unable to initialize backend 'tpu'" in result.stdout
+
+
+def test_it_speaks_in_any_encoding(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    model = os.fsencode(tmp_path) + b"/\xff"
+    os.symlink(tiny_checkpoint, model)
+    command = ["-c", "import sys; from pipeline.cli import main; sys.exit(main())", "doctor"]
+    done = subprocess.run(
+        [sys.executable, *command, "--device", "cpu", b"--model=" + model],
+        env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert b"\\udcff in bfloat16 on cpu" in done.stdout

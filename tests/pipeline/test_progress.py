@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import types
+from pathlib import Path
 
 import pytest
 
@@ -80,6 +81,38 @@ with progress.signals_stop(control):
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=5) == 130
     assert Control(str(tmp_path)).stopped_by() == signal.SIGTERM
+
+
+def test_a_second_signal_ends_workers_as_well_and_no_other_process(tmp_path):
+    program = """
+import subprocess, sys, threading, time
+from pipeline import progress
+progress.SECONDS_OF_ONE_SIGNAL = 0.05
+control = progress.Control(sys.argv[1])
+def begin(*arguments):
+    child = subprocess.Popen(["sh", "-c", "trap '' INT TERM; echo $$; sleep 60; :", *arguments])
+thread = threading.Thread(target=begin, args=("sdk_worker_main",))
+thread.start()
+thread.join()
+time.sleep(0.5)
+begin("another")
+with progress.signals_stop(control):
+    time.sleep(0.5)
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+    process = python(program, tmp_path, stdout=subprocess.PIPE)
+    worker, other = int(process.stdout.readline()), int(process.stdout.readline())
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    while not Control(str(tmp_path)).stopping():
+        time.sleep(0.01)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=5) == 143
+    os.kill(other, signal.SIGKILL)
+    stat = Path(f"/proc/{worker}/stat")
+    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def test_in_another_thread_the_block_runs_without_handlers(control):

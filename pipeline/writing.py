@@ -81,9 +81,9 @@ class RowGroupWriter:
     def abort(self) -> None:
         """Ends the file without what waits; it does not count."""
         self._waiting = []
-        with suppress(OSError):  # no space for the footer, say
+        with suppress(Exception):  # no space for the footer, say
             self._writer.close()
-        with suppress(OSError):
+        with suppress(Exception):  # each filesystem has its own
             self._file.close()
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline import storage
 from pipeline.assembling import assemble, document_schema
 from pipeline.config import BatchingSettings, Job, ModelSettings, OutputSettings, ReadingSettings
 from pipeline.listing import write_listing
@@ -48,7 +49,7 @@ def make_unit(name: str = "a.jsonl", *, generation: str = "1", **changes: Any) -
     return WorkUnit(**(settings | changes))
 
 
-def make_job(output: Path, *, keep_fields: tuple[str, ...] = (), **changes: Any) -> Job:
+def make_job(output: Path | str, *, keep_fields: tuple[str, ...] = (), **changes: Any) -> Job:
     return Job(
         reading=ReadingSettings(inputs=("/in",), keep_fields=keep_fields),
         model=ModelSettings(model="package:tiny"),
@@ -58,7 +59,7 @@ def make_job(output: Path, *, keep_fields: tuple[str, ...] = (), **changes: Any)
 
 
 def make_run(
-    output: Path,
+    output: Path | str,
     units: Sequence[WorkUnit],
     *,
     run_id: str = "run-1",
@@ -70,7 +71,7 @@ def make_run(
     """A run as the launcher would start it; `changes` are output settings."""
     job = make_job(output, **changes)
     layout = Layout(job.output.output, DATE)
-    Path(layout.staged(fingerprint)).mkdir(parents=True, exist_ok=True)
+    storage.make_folder(layout.staged(fingerprint))
     control = Path(layout.control(run_id))
     control.mkdir(parents=True, exist_ok=True)
     write_listing(units, str(control / "listing.parquet"))
@@ -192,7 +193,7 @@ def layout(run: Run) -> Layout:
 
 
 def read_manifest(run: Run) -> dict[str, Any]:
-    return json.loads(Path(layout(run).manifest).read_text())
+    return json.loads(storage.read(layout(run).manifest))
 
 
 def read_partition(run: Run, kind: str = "documents") -> pa.Table:
@@ -202,7 +203,7 @@ def read_partition(run: Run, kind: str = "documents") -> pa.Table:
 
 
 def read_report(run: Run) -> dict[str, Any]:
-    return json.loads(Path(layout(run).report(run.run_id)).read_text())
+    return json.loads(storage.read(layout(run).report(run.run_id)))
 
 
 def tree(folder: str | Path) -> list[str]:

@@ -1,59 +1,166 @@
-"""Publish survives a crash at any point: every storage operation is made to fail in turn, before, amid and after."""
+"""Publish survives a crash at any point: every storage operation is made to fail in turn, before, amid and after.
+
+In a bucket it is every request that changes something, before and after: an object is never there in part.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import json
+import io
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
+from local_gcs import client, local_gcs
 from pipeline import storage
 from pipeline.locking import DateLock
 from pipeline.publishing import publish
 from pipeline.records import Run, StagedFile
 from pipeline.state import find_resumable
-from staged_case import FINGERPRINT, layout, make_rows, make_run, make_unit, stage, tree
+from staged_case import (
+    FINGERPRINT,
+    layout,
+    make_rows,
+    make_run,
+    make_unit,
+    read_manifest,
+    read_report,
+    stage,
+    tree,
+)
 
 OPERATIONS = ("create", "move", "copy", "delete", "delete_folder")
 A, B = make_unit("a.jsonl"), make_unit("b.jsonl")
 OLD = [(B.uri, "0")]
 NEW = [(A.uri, str(position)) for position in range(8)] + [(B.uri, str(p)) for p in range(3)]
+BEFORE, HALFWAY, AFTER = range(3)
 
 
 class Crash(BaseException):
     """Like a kill: no handler of `Exception` sees it."""
 
 
-@pytest.fixture
-def crashing(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Counts storage operations in `["done"]`; number `["at"]` crashes in the way `["how"]` says."""
-    plan = {"done": 0, "at": -1, "how": 0}
-    originals = {name: getattr(storage, name) for name in OPERATIONS}
+class Crashes:
+    """Counts operations in `done`; number `at` crashes, before, halfway or after it as `how` says."""
 
-    def wrapped(name: str):
-        def operation(*arguments):
-            number = plan["done"]
-            plan["done"] += 1
-            if number != plan["at"]:
-                return originals[name](*arguments)
-            if plan["how"] == 1:
-                halfway(name, *arguments)
-            elif plan["how"] == 2:
-                originals[name](*arguments)
+    def __init__(self) -> None:
+        self.done, self.at, self.how = 0, -1, BEFORE
+
+    def plan(self, at: int, how: int = BEFORE) -> None:
+        self.done, self.at, self.how = 0, at, how
+
+    def wrap(self, operation: Callable[..., Any], halfway: Callable[..., Any]) -> Any:
+        def wrapped(*arguments: Any, **more: Any) -> Any:
+            number = self.done
+            self.done += 1
+            if number != self.at:
+                return operation(*arguments, **more)
+            if self.how == HALFWAY:
+                halfway(*arguments)
+            elif self.how == AFTER:
+                operation(*arguments, **more)
             raise Crash
 
-        return operation
-
-    for name in OPERATIONS:
-        monkeypatch.setattr(storage, name, wrapped(name))
-    return plan
+        return wrapped
 
 
-def halfway(name: str, *paths: str) -> None:
+class Folder:
+    """An output folder on this machine."""
+
+    hows = (BEFORE, HALFWAY, AFTER)
+    least = 18  # operations that there are
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.output = str(folder / "out")
+        self._saved = folder / "saved"
+        self.crashes = Crashes()
+        for name in OPERATIONS:
+            wrapped = self.crashes.wrap(
+                getattr(storage, name), lambda *paths, name=name: _halfway(name, *paths)
+            )
+            monkeypatch.setattr(storage, name, wrapped)
+
+    def lock(self, run: Run) -> Any:
+        return DateLock(layout(run), run.run_id)
+
+    def save(self) -> None:
+        Path(self.output).rename(self._saved)
+
+    def restore(self) -> None:
+        shutil.rmtree(self.output, ignore_errors=True)
+        shutil.copytree(self._saved, self.output)
+
+    def names(self) -> list[str]:
+        return tree(self.output)
+
+    def versions(self) -> dict[str, int]:
+        """Tells each published file from another one of its name."""
+        names = [name for name in self.names() if name.startswith("documents/") and "part-" in name]
+        return {name: Path(self.output, name).stat().st_ino for name in names}
+
+
+class Bucket:
+    """A bucket of a local server."""
+
+    hows = (BEFORE, AFTER)
+    least = 25
+    output = "gs://out"
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._bucket = client().bucket("out")
+        self.crashes = Crashes()
+        from google.auth.transport.requests import AuthorizedSession
+
+        request = AuthorizedSession.request
+        counted = self.crashes.wrap(request, request)
+
+        def sent(session: Any, method: str, url: str, *arguments: Any, **more: Any) -> Any:
+            if method == "GET":
+                return request(session, method, url, *arguments, **more)
+            if 0 <= self.crashes.at < self.crashes.done:
+                raise Crash  # who is dead changes nothing more
+            return counted(session, method, url, *arguments, **more)
+
+        monkeypatch.setattr(AuthorizedSession, "request", sent)
+
+    def lock(self, run: Run) -> Any:
+        return nullcontext()  # a lease makes requests of its own
+
+    def save(self) -> None:
+        self._saved = {blob.name: blob.download_as_bytes() for blob in self._bucket.list_blobs()}
+
+    def restore(self) -> None:
+        there = {blob.name: blob for blob in self._bucket.list_blobs()}
+        for name in there.keys() - self._saved.keys():
+            there[name].delete()
+        for name, content in self._saved.items():
+            if name not in there or "manifest" in name:
+                self._bucket.blob(name).upload_from_string(content)
+
+    def names(self) -> list[str]:
+        return [blob.name for blob in self._bucket.list_blobs()]
+
+    def versions(self) -> dict[str, int]:
+        blobs = self._bucket.list_blobs(prefix="documents/")
+        return {blob.name: blob.generation for blob in blobs if "part-" in blob.name}
+
+
+@pytest.fixture(params=["folder", pytest.param("bucket", marks=pytest.mark.full)])
+def place(request, tmp_path, monkeypatch) -> Iterator[Folder | Bucket]:
+    if request.param == "folder":
+        yield Folder(tmp_path, monkeypatch)
+        return
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with local_gcs("out"):
+        yield Bucket(monkeypatch)
+
+
+def _halfway(name: str, *paths: str) -> None:
     """What an operation that is not atomic may leave when it is cut off."""
     if name == "copy":
         Path(paths[1]).parent.mkdir(parents=True, exist_ok=True)
@@ -66,16 +173,18 @@ def halfway(name: str, *paths: str) -> None:
             path.unlink()
 
 
-def published_before(output: Path) -> None:
+def published_before(place: Folder | Bucket) -> None:
     """The same date as an earlier run has left it."""
-    run = make_run(output, [B], run_id="run-0")
-    with DateLock(layout(run), run.run_id):
+    run = make_run(place.output, [B], run_id="run-0")
+    with place.lock(run):
         publish(run, stage(run, make_rows(run, B, [0], records=1)))
 
 
-def staged_run(output: Path) -> tuple[Run, list[StagedFile]]:
+def staged_run(place: Folder | Bucket) -> tuple[Run, list[StagedFile]]:
     """A run with a file that is taken as it is, two that are merged, and an id that comes twice."""
-    run = make_run(output, [A, B], run_id="run-1", max_failure_ratio=0.5, max_rows_per_file=10)
+    run = make_run(
+        place.output, [A, B], run_id="run-1", max_failure_ratio=0.5, max_rows_per_file=10
+    )
     return run, stage(
         run,
         make_rows(run, A, range(5)),
@@ -88,120 +197,112 @@ def staged_run(output: Path) -> tuple[Run, list[StagedFile]]:
 def published(run: Run) -> list[tuple[str, str]]:
     """What the manifest lists; every file must be there and as the manifest says."""
     rows = []
-    manifest = json.loads(Path(layout(run).manifest).read_text())
+    manifest = read_manifest(run)
     for entry in (*manifest["documents"], *manifest["failures"]):
-        path = Path(run.job.output.output, entry["path"])
-        assert hashlib.sha256(path.read_bytes()).hexdigest() == entry["sha256"]
-        table = pq.read_table(path)
+        content = storage.read(storage.join(run.job.output.output, entry["path"]))
+        assert hashlib.sha256(content).hexdigest() == entry["sha256"]
+        table = pq.read_table(io.BytesIO(content))
         assert table.num_rows == entry["rows"]
         if "documents" in entry["path"]:
             rows += zip(table["uri"].to_pylist(), table["record"].to_pylist(), strict=True)
     return sorted(rows)
 
 
-def assert_complete(run: Run, output: Path) -> None:
+def assert_complete(run: Run, place: Folder | Bucket) -> None:
     assert published(run) == NEW
-    manifest = json.loads(Path(layout(run).manifest).read_text())
+    manifest = read_manifest(run)
     assert manifest["run_id"] == run.run_id
     assert len(manifest["documents"]) == 2
-    assert [row["reason"] for row in failures(run, manifest)] == ["bad_json", "duplicate_id"]
-    state = Path(output, manifest["state"]["path"])
-    assert hashlib.sha256(state.read_bytes()).hexdigest() == manifest["state"]["sha256"]
-    report = json.loads(Path(layout(run).report(run.run_id)).read_text())
+    [entry] = manifest["failures"]
+    rows = pq.read_table(
+        io.BytesIO(storage.read(storage.join(place.output, entry["path"])))
+    ).to_pylist()
+    assert sorted(row["reason"] for row in rows) == ["bad_json", "duplicate_id"]
+    state = storage.read(storage.join(place.output, manifest["state"]["path"]))
+    assert hashlib.sha256(state).hexdigest() == manifest["state"]["sha256"]
+    report = read_report(run)
     assert (report["status"], report["documents"]["written"]) == ("published", len(NEW))
     listed = {e["path"] for kind in ("documents", "failures") for e in manifest[kind]}
-    left = {name for name in tree(output) if name.startswith(("documents/", "failures/"))}
+    left = {name for name in place.names() if name.startswith(("documents/", "failures/"))}
     assert left - listed == {f"documents/date={run.date}/_manifest.json"}
 
 
-def failures(run: Run, manifest: dict) -> list[dict]:
-    [entry] = manifest["failures"]
-    return sorted(
-        pq.read_table(Path(run.job.output.output, entry["path"])).to_pylist(),
-        key=lambda row: row["reason"],
-    )
+def assert_nothing_staged(place: Folder | Bucket) -> None:
+    assert not [name for name in place.names() if name.startswith("_staging/")]
+    assert not Path(place.output, "_staging").exists()
 
 
-def crash_points(
-    crashing: dict[str, int], tmp_path: Path
-) -> Iterator[tuple[Path, Run, list[StagedFile]]]:
-    """The same output folder, crashed at each operation in each way; ends after the last operation."""
-    output, before = tmp_path / "out", tmp_path / "before"
-    published_before(output)
-    run, staged = staged_run(output)
-    output.rename(before)
+def crash_points(place: Folder | Bucket) -> Iterator[tuple[Run, list[StagedFile]]]:
+    """The same output, crashed at each operation in each way; ends after the last operation."""
+    published_before(place)
+    run, staged = staged_run(place)
+    place.save()
     number = 0
     while True:
-        for how in range(3):
-            shutil.copytree(before, output)
-            crashing.update(done=0, at=number, how=how)
+        for how in place.hows:
+            place.restore()
+            place.crashes.plan(number, how)
             try:
-                with DateLock(layout(run), run.run_id):
+                with place.lock(run):
                     publish(run, staged)
-                    operations = crashing["done"]
-                    crashing["at"] = -1
+                    operations = place.crashes.done
+                    place.crashes.plan(-1)
             except Crash:
-                crashing["at"] = -1
+                place.crashes.plan(-1)
                 assert published(run) in (OLD, NEW), (
                     "whoever reads the manifest sees one or the other"
                 )
-                yield output, run, staged
+                yield run, staged
             else:
                 assert operations <= number
-                assert number >= 18, "the operations are counted"
+                assert number >= place.least, "the operations are counted"
                 return
-            shutil.rmtree(output)
         number += 1
 
 
-def test_publishing_again_after_a_crash_at_any_operation_completes_the_partition(
-    tmp_path, crashing
-):
-    for output, run, staged in crash_points(crashing, tmp_path):
-        documents = Path(layout(run).documents)
-        before = {path.name: path.stat().st_ino for path in documents.glob("*.parquet")}
+def test_publishing_again_after_a_crash_at_any_operation_completes_the_partition(place):
+    for run, staged in crash_points(place):
+        before = place.versions()
         complete = published(run) == NEW
-        with DateLock(layout(run), run.run_id):
+        with place.lock(run):
             publish(run, staged)
-            assert_complete(run, output)
+            assert_complete(run, place)
         if complete:
-            after = {path.name: path.stat().st_ino for path in documents.glob("*.parquet")}
+            after = place.versions()
             assert after.items() <= before.items(), "files that are published are not touched again"
-        assert not (output / "_staging").exists()
+        assert_nothing_staged(place)
 
 
-def test_the_next_run_after_a_crash_at_any_operation_has_nothing_to_compute_again(
-    tmp_path, crashing
-):
-    for output, run, _ in crash_points(crashing, tmp_path):
+def test_the_next_run_after_a_crash_at_any_operation_has_nothing_to_compute_again(place):
+    for run, _ in crash_points(place):
         found = find_resumable(layout(run), FINGERPRINT, [A, B])
         if found.units:
             assert published(run) == NEW, "staged files go only once the partition is complete"
             continue
         later = make_run(
-            output,
+            place.output,
             [A, B],
             run_id="run-2",
             resumed=found.sidecars,
             max_failure_ratio=0.5,
             max_rows_per_file=10,
         )
-        with DateLock(layout(later), later.run_id):
+        with place.lock(later):
             publish(later, [])
-            assert_complete(later, output)
-        assert not (output / "_staging").exists()
+            assert_complete(later, place)
+        assert_nothing_staged(place)
 
 
-def test_a_crash_amid_crashes_is_survived_too(tmp_path, crashing):
-    published_before(tmp_path)
-    run, staged = staged_run(tmp_path)
-    for number in range(60):
-        crashing.update(done=0, at=number, how=2)
+def test_a_crash_amid_crashes_is_survived_too(place):
+    published_before(place)
+    run, staged = staged_run(place)
+    for number in range(200):
+        place.crashes.plan(number, AFTER)
         try:
             publish(run, staged)
             break
         except Crash:
             continue
-    crashing["at"] = -1
+    place.crashes.plan(-1)
     publish(run, staged)
-    assert_complete(run, tmp_path)
+    assert_complete(run, place)

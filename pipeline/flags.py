@@ -117,9 +117,6 @@ def read_config(path: str) -> tuple[dict[str, Any], list[str]]:
     """
     try:
         table = tomllib.loads(_read(path).decode())
-    except OSError as error:
-        why = error.strerror or error
-        raise SettingsError(f"--config {path}: cannot be read: {why}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"--config {path}: expected TOML: {error}") from None
     values: dict[str, Any] = {}
@@ -138,11 +135,15 @@ def read_config(path: str) -> tuple[dict[str, Any], list[str]]:
 
 
 def _read(path: str) -> bytes:
-    if "://" not in path:
-        return Path(path).read_bytes()
-    from pipeline import storage  # Beam takes seconds to import, and only an object store needs it
+    try:
+        if "://" not in path:
+            return Path(path).read_bytes()
+        from pipeline import storage  # Beam takes seconds to import: only where it is needed
 
-    return storage.read(path)
+        return storage.read(path)
+    except Exception as error:  # each store has its own
+        why = getattr(error, "strerror", None) or error
+        raise SettingsError(f"--config {path}: cannot be read: {why}") from None
 
 
 def make_job(values: Mapping[str, Any]) -> Job:

@@ -49,23 +49,39 @@ def read_manifest(layout: Layout) -> dict[str, Any] | None:
         return None
     try:
         manifest: dict[str, Any] = json.loads(storage.read(layout.manifest))
-        if all(name in manifest for name in ("run_id", "documents", "failures", "state")):
+        if "run_id" in manifest and all(
+            path == layout.relative(storage.join(folder, storage.name_of(path)))
+            for folder, path in _files_of(layout, manifest)
+        ):
             return manifest
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, KeyError, AttributeError):
         pass
     log.warning("%s is not a manifest of ours", layout.manifest)
     return None
+
+
+def _files_of(layout: Layout, manifest: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The path of each file that a manifest names, and the folder in which it has to be."""
+    for entry in manifest["documents"]:
+        yield layout.documents, entry["path"]
+    for entry in manifest["failures"]:
+        yield layout.failures, entry["path"]
+    yield layout.state, manifest["state"]["path"]
+
+
+def _is_date(text: str) -> bool:
+    try:
+        return datetime.date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
 
 
 def published_dates(output: str) -> Iterator[str]:
     """The dates that have a folder of documents, the latest first; a folder of another name is not looked at."""
     for name in reversed(storage.folders(storage.join(output, "documents"))):
         date = name.removeprefix("date=")
-        try:
-            if name != date and datetime.date.fromisoformat(date).isoformat() == date:
-                yield date
-        except ValueError:
-            continue
+        if name != date and _is_date(date):
+            yield date
 
 
 def unchanged_objects(run: Run) -> pa.Table:
@@ -142,7 +158,10 @@ def read_objects(layout: Layout, manifest: dict[str, Any] | None = None) -> pa.T
     except (OSError, pa.ArrowException) as error:
         log.warning("the state of %s cannot be read: %s", layout.date, error)
         return None
-    if not objects.schema.equals(OBJECTS_SCHEMA):
+    dates = (
+        objects["partition"].unique().to_pylist() if objects.schema.equals(OBJECTS_SCHEMA) else [""]
+    )
+    if not all(map(_is_date, dates)):  # they name folders
         log.warning("the state of %s is of another version: %s", layout.date, path)
         return None
     return objects

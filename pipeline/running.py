@@ -145,7 +145,9 @@ def _short(path: str) -> str:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+    """Prints a text, in which names and messages of documents must not steer the terminal."""
+    shown = (c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+    print("".join(shown), file=sys.stderr)
 
 
 def _say_why(error: Exception | None, reason: str) -> None:

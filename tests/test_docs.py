@@ -125,6 +125,17 @@ def test_every_module_that_contributing_names_exists():
     assert [name for name in sorted(named) if not (CHECKOUT / name).exists()] == []
 
 
+def test_every_test_that_contributing_names_exists():
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", CONTRIBUTING)
+    rows = re.findall(r"^\| .*#\d+.* \|$", CONTRIBUTING, re.MULTILINE)
+    assert len(named) > len(rows) > 25
+    assert [
+        (path, name)
+        for path, name in named
+        if not re.search(rf"^def {name}\(", (CHECKOUT / path).read_text(), re.MULTILINE)
+    ] == []
+
+
 @pytest.mark.parametrize("name", PYTHONS)
 def test_constraints_are_plain_pins_in_order_that_name_each_distribution_once(name):
     lines = (CHECKOUT / f"constraints-{name}.txt").read_text().splitlines()

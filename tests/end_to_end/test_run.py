@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
+import weakref
 from hashlib import sha256
 from pathlib import Path
 
@@ -447,3 +449,25 @@ def test_a_published_run_that_cannot_delete_old_dates_says_so(
     said = capsys.readouterr().err
     assert "Published 300 documents" in said
     assert "was not all deleted: [Errno 13] Permission denied: 'old'" in said
+
+
+def test_a_process_loads_the_model_once_whatever_its_threads_and_lets_it_go(
+    tiny_checkpoint, tmp_path, monkeypatch
+):
+    from model.predictor import Predictor
+
+    load, loaded = Predictor.__init__, []
+
+    def noted(self, *rest, **more):
+        loaded.append(weakref.ref(self))
+        load(self, *rest, **more)
+
+    monkeypatch.setattr(Predictor, "__init__", noted)
+    threads = ["--direct_running_mode=multi_threading", "--direct_num_workers=2"]
+    corpus = write_jsonl(tmp_path / "in", 300)
+    for number in (1, 2):
+        a_job = job(corpus, tmp_path / "out", tiny_checkpoint, date=DATE)
+        assert run_here(a_job, *threads) == 0
+        assert len(loaded) == number
+    gc.collect()
+    assert loaded[0]() is None, "the next run's model has taken its place"

@@ -46,6 +46,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit status."""
+    _open_standard_streams()
     try:
         return _command(list(sys.argv[1:] if argv is None else argv))
     except SettingsError as error:
@@ -63,12 +64,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+def _open_standard_streams() -> None:
+    """Puts /dev/null where we were started without a stream: the next file that is opened would take its number, and
+    what native code writes there would end up in it."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is not None:
+            continue
+        null = os.open(os.devnull, os.O_RDWR)
+        if null == number:
+            os.set_inheritable(null, True)  # for workers
+        setattr(sys, name, open(null, mode, encoding="utf-8"))  # noqa: SIM115
+
+
 def _is_of_storage(error: Exception) -> bool:
     """Whether a storage service has refused something, a bucket that is not there say. Its errors are no OSErrors, and
     their classes slow to import."""
     names = {f"{kind.__module__.split('.')[0]}.{kind.__name__}" for kind in type(error).__mro__}
     return not names.isdisjoint(
-        ("google.GoogleAPIError", "google.GoogleAuthError", "apache_beam.BeamIOError")
+        (
+            "google.GoogleAPIError",
+            "google.GoogleAuthError",
+            "google.InvalidResponse",
+            "apache_beam.BeamIOError",
+        )
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from corpora import write_jsonl
-from lengthwise_command import documents, failures, job, reports, run, run_here, start
+from lengthwise_command import COMMAND, documents, failures, job, reports, run, run_here, start
 from model.predictor import Predictor
 from pipeline import launching, storage
 
@@ -229,3 +229,13 @@ def test_a_clock_that_jumps_during_a_run_changes_no_result(seconds, a_job, monke
     [report] = reports(Path(a_job.output.output), DATE)
     assert report["seconds"]["total"] > 0
     assert report["documents_per_second"] > 0
+
+
+def test_a_run_started_with_its_streams_closed_publishes(tiny_checkpoint, tmp_path):
+    (tmp_path / "a.txt").write_text("a text")
+    arguments = ["--input", tmp_path / "a.txt", "--output", tmp_path / "out", "--date", DATE]
+    command = (
+        f"{COMMAND} run --model {tiny_checkpoint} {' '.join(map(str, arguments))} >&- 2>&- <&-"
+    )
+    assert subprocess.run(["sh", "-c", command], timeout=300).returncode == 0
+    assert documents(tmp_path / "out", DATE).num_rows == 1

@@ -149,10 +149,12 @@ class _Lease:
     def renew(self) -> bool:
         """Whether the lease is still ours. An answer that does not come is no reason to give it up: it has not run out."""
         try:
-            if self._write(self._version):
-                return True
-            found = storage.read_versioned(self._path)
-            return found is not None and self._is_ours(found[0]) and self._write(found[1])
+            while not self._write(self._version):
+                found = storage.read_versioned(self._path)
+                if found is None or not self._is_ours(found[0]):
+                    return False
+                self._version = found[1]  # of a write of ours whose answer was lost
+            return True
         except Exception as error:
             log.warning("the lock of the date could not be renewed yet: %s", error)
             return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -18,46 +19,59 @@ log = logging.getLogger(__name__)
 READ_BYTES = 2**24
 
 
-def resolve(model: str) -> str:
-    """The model as workers can find it: a local folder gets its absolute path.
+# What `pinned` makes of a model in a bucket: its name, and which of its versions.
+_PINNED = re.compile(r"(.*)#([0-9a-f]{32})", re.DOTALL)
 
-    Raises:
-      CheckpointError: there is none.
-    """
-    if not storage.is_local(model) or model.startswith(checkpoint.PACKAGE):
+
+def pinned(model: str, folder: Path) -> str:
+    """The model whose `folder` this is, as workers find that version of it: a local one by its absolute path."""
+    if model.startswith(checkpoint.PACKAGE):
         return model
-    return str(checkpoint.locate(model))
+    return str(folder) if storage.is_local(model) else f"{model}#{folder.name}"
 
 
 def folder(model: str) -> Path:
     """The checkpoint's folder on this machine.
 
+    Args:
+      model: as the user has named it, or as `pinned` has.
+
     Raises:
-      CheckpointError: there is none, or it cannot be downloaded.
+      CheckpointError: there is none, it cannot be downloaded, or it is no longer the version that was pinned.
     """
     if storage.is_local(model):
         return checkpoint.locate(model)
+    found = _PINNED.fullmatch(model)
+    name, version = found.groups() if found else (model, None)
     try:
-        return checkpoint.locate(str(_download(objects.absolute(model))))
+        return checkpoint.locate(str(_download(objects.absolute(name), version)))
     except OSError as error:
-        raise CheckpointError(model, [f"cannot be downloaded: {error}"]) from error
+        raise CheckpointError(name, [f"cannot be downloaded: {error}"]) from error
 
 
-def _download(model: str) -> Path:
+def _list(model: str) -> list[tuple[str, objects.StoredObject]]:
     # Pickles would not be read, so they need not come.
-    listed = [
+    return [
         (name, found)
         for name, found in objects.below(model)
         if not any(Path(name).match(pickle) for pickle in checkpoint.PICKLES)
     ]
+
+
+def _download(model: str, wanted: str | None) -> Path:
+    cache = Path(
+        os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "lengthwise", "models"
+    )
+    if wanted is not None and (cache / wanted).is_dir():
+        return cache / wanted
+    listed = _list(model)
     if not any(name == "config.json" for name, _ in listed):
         raise CheckpointError(
             model, ["no config.json in it; expected a folder of a bucket that holds a checkpoint"]
         )
     version = hashlib.sha256(repr((model, listed)).encode()).hexdigest()[:32]
-    cache = Path(
-        os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "lengthwise", "models"
-    )
+    if wanted not in (None, version):
+        raise CheckpointError(model, ["has been changed since the run began; run again"])
     target = cache / version
     if target.is_dir():
         return target
@@ -76,6 +90,8 @@ def _download(model: str) -> Path:
                 shutil.copyfileobj(source, file, READ_BYTES)
             if path.stat().st_size != found.size_bytes:
                 raise CheckpointError(model, [f"{name} changed while it was downloaded; try again"])
+        if _list(model) != listed:  # new weights are often as long as the old ones
+            raise CheckpointError(model, ["changed while it was downloaded; try again"])
         try:
             content.rename(target)
         except OSError:  # another process was faster

@@ -356,7 +356,6 @@ def test_what_a_storage_service_refuses_is_said_in_one_line(monkeypatch, capsys)
     from apache_beam.io.filesystem import BeamIOError
     from google.api_core.exceptions import Forbidden
     from google.auth.exceptions import DefaultCredentialsError
-
     from google.cloud.storage.exceptions import InvalidResponse
 
     errors = [

@@ -11,6 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -19,7 +20,7 @@ from urllib.parse import quote, unquote_to_bytes
 from apache_beam.io.filesystem import BeamIOError
 from apache_beam.io.filesystems import FileSystems
 
-from pipeline.storage import is_local, open_input
+from pipeline.storage import exists, is_local, open_input
 
 # Nothing is there, and nothing will be: a link that leads to itself, a name longer than any file's.
 _MISSING = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
@@ -77,10 +78,11 @@ def look(path: str) -> StoredObject:
                     uri=_uri(path), size_bytes=found.st_size, generation=str(found.st_mtime_ns)
                 )
         else:
-            metadata = FileSystems.get_filesystem(path).metadata(path)
-            return _remote(metadata)
-    except (OSError, BeamIOError, ValueError):  # ValueError: a NUL in the name
-        pass
+            return _remote(FileSystems.get_filesystem(path).metadata(path))
+    except (OSError, ValueError):  # ValueError: a NUL in the name
+        with suppress(PermissionError):
+            if not is_local(path) and exists(path):
+                raise  # it is there: this is the service's trouble
     return StoredObject(uri=_uri(path), size_bytes=0, generation="")
 
 
@@ -88,7 +90,7 @@ def is_file(uri: str) -> bool:
     """Whether something other than a folder is there; locally also a link that leads nowhere."""
     if is_local(uri):
         return os.path.lexists(uri) and not os.path.isdir(uri)
-    return uri.count("/") > 2 and bool(FileSystems.exists(uri))  # a bucket is no file
+    return uri.count("/") > 2 and exists(uri)  # a bucket is no file
 
 
 def is_folder(uri: str) -> bool:
@@ -202,7 +204,7 @@ class OpenObject:
 
     def _open(self) -> BinaryIO:
         if not self._local:
-            if not FileSystems.exists(self.uri):
+            if not exists(self.uri):  # opening it, each filesystem has an error of its own
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             return open_input(self.uri)
         try:

@@ -7,11 +7,13 @@ call their folders).
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, cast
 
 from apache_beam.io.filesystem import CompressionTypes
@@ -44,7 +46,29 @@ def create(path: str) -> BinaryIO:
 
 
 def open_input(path: str) -> BinaryIO:
-    return FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED)
+    """A file's bytes as they are stored.
+
+    Raises:
+      FileNotFoundError, PermissionError: also where the path is an object's.
+    """
+    with _system_errors(path):
+        return FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED)
+
+
+@contextmanager
+def _system_errors(path: str) -> Iterator[None]:
+    """Tells of an object what the system tells of a file: Google's errors are no OSErrors."""
+    if is_local(path):
+        yield
+        return
+    from google.api_core.exceptions import Forbidden, NotFound
+
+    try:
+        yield
+    except NotFound as error:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from error
+    except Forbidden as error:
+        raise PermissionError(errno.EACCES, error.message, path) from error
 
 
 def read(path: str) -> bytes:
@@ -78,7 +102,13 @@ def make_folder(folder: str) -> None:
 
 
 def exists(path: str) -> bool:
-    return cast(bool, FileSystems.exists(path))
+    """Whether a file is there.
+
+    Raises:
+      PermissionError: the service does not say.
+    """
+    with _system_errors(path):
+        return cast(bool, FileSystems.exists(path))
 
 
 def files(folder: str) -> dict[str, int]:

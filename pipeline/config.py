@@ -203,10 +203,12 @@ class OutputSettings:
     def __post_init__(self) -> None:
         ok = bool(self.output) and "\0" not in self.output and self.output.isprintable()
         _require(ok, "output", "a folder, its name in printable characters", self.output)
-        # The lock and the manifest need what only these two have.
+        # The lock and the manifest need what only these two have; and Beam reads wildcards in names, to delete as well.
         scheme = re.match(r"[^/]*://", self.output)
-        ok = scheme is None or re.match(r"gs://[^/]", self.output) is not None
-        _require(ok, "output", "a local folder or gs://BUCKET/FOLDER", self.output)
+        ok = scheme is None or re.fullmatch(r"gs://[^/][^*?\[]*", self.output) is not None
+        _require(
+            ok, "output", "a local folder or gs://BUCKET/FOLDER without *, ? or [", self.output
+        )
         if self.date is not None:
             # fromisoformat also takes 20260102 and 2026-W01-1, which would name other folders.
             ok = re.fullmatch(r"\d{4}-\d{2}-\d{2}", self.date, re.ASCII) is not None

@@ -72,7 +72,15 @@ def test_the_defaults_are_accepted_and_survive_the_way_to_a_worker():
         (output, "output", ""),
         *(
             (output, "output", f"{name}")
-            for name in ("gs://", "gs:///a", "s3://a/b", "file:///a", "zzz://a")
+            for name in (
+                "gs://",
+                "gs:///a",
+                "gs://b/a*",
+                "gs://b/[1]",
+                "s3://a/b",
+                "file:///a",
+                "zzz://a",
+            )
         ),
         (output, "max_failure_ratio", 1.5),
         (output, "max_failure_ratio", -0.1),

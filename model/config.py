@@ -74,7 +74,7 @@ class EncoderConfig:
         files = _Files(folder)
         pooling, normalize = _output(files)
         network = files.object("config.json", required=True)
-        if not network:
+        if not network and files.problems:
             raise CheckpointError(folder, files.problems)
 
         def one_of(key: str, supported: Sequence[str], default: str | None = None) -> str:

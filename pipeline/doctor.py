@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from model import checkpoint
@@ -39,7 +40,7 @@ def examine(settings: CheckupSettings) -> int:
     try:
         config = BERT_BASE
         if settings.model is not None:
-            config = EncoderConfig.from_checkpoint(checkpoint.locate(settings.model))
+            config = EncoderConfig.from_checkpoint(_locate(settings.model))
     except CheckpointError as error:
         raise SettingsError(str(error)) from error
     found = {"versions": versions(), "model": settings.model or "BERT-base"}
@@ -53,6 +54,14 @@ def examine(settings: CheckupSettings) -> int:
     else:
         print("\n".join(_text(found)))
     return 0 if found["good"] else 1
+
+
+def _locate(model: str) -> Path:
+    if "://" not in model:
+        return checkpoint.locate(model)
+    from pipeline import checkpoints  # Beam takes seconds to import: only where it is needed
+
+    return checkpoints.folder(model)
 
 
 def _here(settings: CheckupSettings, config: EncoderConfig) -> dict[str, Any]:

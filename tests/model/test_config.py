@@ -180,6 +180,7 @@ def add_foreign(folder: Path) -> None:
         ),
         (lambda folder: (folder / "modules.json").write_text("{}"), "expected a list in JSON, got dict"),
         (lambda folder: (folder / "config.json").write_text("[]"), "expected an object in JSON, got list"),
+        (lambda folder: (folder / "config.json").write_text("{}"), "model_type is None"),
         (lambda folder: (folder / "config.json").write_text("{"), "config.json: expected JSON, got"),
         (lambda folder: (folder / "config.json").unlink(), "config.json: missing"),
     ],

@@ -10,6 +10,8 @@ import pytest
 from local_gcs import Faults, client, local_gcs
 from model.config import CheckpointError
 from pipeline import checkpoints
+from pipeline.config import CheckupSettings, SettingsError
+from pipeline.doctor import examine
 
 MODEL = "gs://in/models/a"
 
@@ -71,6 +73,11 @@ def test_workers_elsewhere_download_the_version_that_the_run_began_with(gcs: Fau
     pinned = checkpoints.pinned(MODEL, folder)
     shutil.rmtree(folder)
     assert weights(checkpoints.folder(pinned)) == "old weights"
+
+
+def test_the_doctor_looks_at_it_too(gcs: Faults):
+    with pytest.raises(SettingsError, match="model_type"):
+        examine(CheckupSettings(model=MODEL))
 
 
 def test_a_local_one_is_named_by_its_absolute_path_and_a_package_as_it_is(tmp_path, monkeypatch):

@@ -23,6 +23,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from unittest import mock
 
 TOKEN = {"access_token": "local", "token_type": "Bearer", "expires_in": 3600}
+SLOW_SECONDS = 0.3
 NOT_PASSED_ON = ("content-length", "transfer-encoding", "connection")
 
 
@@ -36,7 +37,8 @@ class Request:
 @dataclass
 class Faults:
     """What befalls requests: `before` may return a status to answer with in the server's place, "reset" to close the
-    connection, or "lost" to pass the request on and then close the connection without the answer."""
+    connection, or pass the request on and "lost" to close the connection without the answer, "truncated" to close it
+    amid the answer, "slow" to pause there."""
 
     before: Callable[[Request], int | str | None] = lambda request: None
     seen: list[Request] = field(default_factory=list)
@@ -49,6 +51,8 @@ def _free_port() -> int:
 
 
 def _handler(upstream: int, faults: Faults) -> type[BaseHTTPRequestHandler]:
+    done: dict[str, tuple[http.client.HTTPResponse, bytes]] = {}  # uploads, by their path
+
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         wbufsize = -1
@@ -103,6 +107,11 @@ def _handler(upstream: int, faults: Faults) -> type[BaseHTTPRequestHandler]:
             answer = connection.getresponse()
             data = answer.read()
             connection.close()
+            if self.command == "PUT":
+                # GCS tells again what came of an upload that is done; this server has forgotten it.
+                if answer.status == 404 and self.path in done:
+                    answer, data = done[self.path]
+                done[self.path] = answer, data
             if fault == "lost":
                 self.close_connection = True
                 self.connection.shutdown(socket.SHUT_RDWR)
@@ -115,8 +124,19 @@ def _handler(upstream: int, faults: Faults) -> type[BaseHTTPRequestHandler]:
             length = answer.getheader("Content-Length", "0") if head else str(len(data))
             self.send_header("Content-Length", length)
             self.end_headers()
-            if not head:
-                self.wfile.write(data)
+            if head:
+                return
+            middle = len(data) // 2
+            self.wfile.write(data[:middle])
+            if fault in ("truncated", "slow"):
+                self.wfile.flush()
+            if fault == "truncated":
+                self.close_connection = True
+                self.connection.shutdown(socket.SHUT_RDWR)
+                return
+            if fault == "slow":
+                time.sleep(SLOW_SECONDS)
+            self.wfile.write(data[middle:])
 
         do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = _pass_on
 

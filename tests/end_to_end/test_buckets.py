@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -101,12 +102,21 @@ def test_the_next_date_carries_unchanged_objects_over(gcs, tiny_checkpoint):
 
 
 @pytest.mark.parametrize("fault", [429, 503, "reset"])
-def test_every_request_may_fail_at_first(fault, gcs: Faults, tiny_checkpoint):
+def test_every_request_may_fail_at_first(fault, gcs: Faults, tiny_checkpoint, monkeypatch):
+    from google.api_core.retry import retry_unary
+
+    # Its waits are the library's, a second or so each: a hundred of them are of no use here.
+    waits = itertools.repeat(0.02)
+    monkeypatch.setattr(retry_unary, "exponential_sleep_generator", lambda *_, **__: waits)
     met: set[tuple[str, str]] = set()
+    batches: list[bytes] = []
 
     def once(request):
+        if request.path.startswith("/batch"):  # renames and deletions: every second one
+            batches.append(request.body)
+            return fault if len(batches) % 2 else None
         key = (request.method, request.path.partition("&uploadType")[0])
-        if key in met or request.path.startswith("/batch"):
+        if key in met:
             return None
         met.add(key)
         return fault
@@ -116,6 +126,7 @@ def test_every_request_may_fail_at_first(fault, gcs: Faults, tiny_checkpoint):
     gcs.before = lambda request: None
     assert partition().num_rows == 203
     assert len(met) > 20
+    assert len(batches) > 5
 
 
 def put(name: str, data: bytes, encoding: str | None = None) -> None:
@@ -252,3 +263,50 @@ def test_ten_thousand_small_objects(gcs, tiny_checkpoint):
         list(pool.map(lambda n: put(f"small/{n}.txt", f"document {n}".encode()), range(10_000)))
     assert run_here(job("gs://in/small", "gs://out", tiny_checkpoint, date=DATE)) == 0
     assert partition().num_rows == 10_000
+
+
+def test_a_job_file_may_lie_in_a_bucket(gcs, tmp_path, monkeypatch, capsys):
+    from pipeline import cli
+    from pipeline.flags import read_config
+
+    put(
+        "job.toml",
+        b'input = "gs://in/docs"\noutput = "gs://out"\nmax-windows = 3\ndate = 2026-01-02\n',
+    )
+    values, others = read_config("gs://in/job.toml")
+    assert values == {
+        "input": ["gs://in/docs"],
+        "output": "gs://out",
+        "max-windows": 3,
+        "date": DATE,
+    }
+    assert others == []
+    assert cli.main(["run", "--config", "gs://in/none.toml"]) == 2
+    assert "--config gs://in/none.toml: cannot be read" in capsys.readouterr().err
+    put("job.toml", b"\xff")
+    assert cli.main(["run", "--config", "gs://in/job.toml"]) == 2
+    assert "--config gs://in/job.toml: expected TOML" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("fault", ["lost", "truncated", "slow"])
+def test_an_answer_that_is_lost_cut_off_or_slow_changes_no_operation(fault, gcs: Faults):
+    from pipeline import storage
+
+    def operation(work):
+        met: set[tuple[str, str]] = set()
+
+        def once(request):
+            key = (request.method, request.path.partition("&uploadType")[0])
+            return None if key in met else met.add(key) or fault
+
+        gcs.before = once
+        result = work()
+        gcs.before = lambda request: None
+        return result
+
+    operation(lambda: storage.write("gs://out/a", b"content" * 1000))
+    assert operation(lambda: storage.read("gs://out/a")) == b"content" * 1000
+    operation(lambda: storage.move("gs://out/a", "gs://out/b"))
+    assert operation(lambda: storage.files("gs://out")) == {"b": 7000}
+    operation(lambda: storage.delete("gs://out/b"))
+    assert names() == []

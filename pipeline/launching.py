@@ -111,6 +111,7 @@ def launch(job: Job, date: str | None = None) -> Iterator[Run]:
             listing=storage.join(launched, "listing.parquet"),
             hidden=listing.hidden,
             todo=storage.join(launched, "todo.parquet"),
+            manifest_version=storage.version(layout.manifest),
             resumed=resumed,
             control=control.folder,
             base=base.date if base is not None else None,

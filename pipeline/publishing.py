@@ -133,10 +133,6 @@ def _commit(
     """
     stem = f"part-{run.run_id}"
     output = run.job.output
-    version = 0
-    if not storage.is_local(layout.manifest):
-        found = storage.read_versioned(layout.manifest)
-        version = found[1] if found is not None else 0
     build = storage.join(layout.staged(run.fingerprint), BUILD)
     storage.delete_folder(build)  # what an interrupted publication has left
     merged = list(
@@ -176,7 +172,7 @@ def _commit(
     if storage.is_local(layout.manifest):  # the date's lock keeps others out for good
         storage.write(layout.manifest, content)
     elif (
-        storage.write_if(layout.manifest, content, version) is None
+        storage.write_if(layout.manifest, content, run.manifest_version) is None
         and (read_manifest(layout) or {}).get("run_id") != run.run_id
     ):
         raise RunFailed(

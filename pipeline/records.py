@@ -293,6 +293,9 @@ class Run:
     listing: str  # staged listing: every work unit of the date
     hidden: int  # files that the listing left out because of their names
     todo: str  # staged listing: the work units, or parts of them, that `resumed` lacks
+    manifest_version: int = (
+        0  # in a bucket: the manifest that this run may replace (storage.version)
+    )
     resumed: tuple[str, ...] = ()  # sidecars kept from interrupted runs
     base: str | None = None  # the published date that this run builds on
     unchanged: str | None = (

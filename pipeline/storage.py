@@ -156,6 +156,12 @@ def read_versioned(path: str) -> tuple[bytes, int] | None:
     return content, blob.generation
 
 
+def version(path: str) -> int:
+    """The version of an object in a bucket; 0 if there is none, and for local files."""
+    found = None if is_local(path) else read_versioned(path)
+    return 0 if found is None else found[1]
+
+
 def write_if(path: str, data: bytes, version: int) -> int | None:
     """Writes an object in a bucket if it still has this version (0: if there is none).
 

@@ -94,6 +94,7 @@ def make_run(
         ),
         listing=str(control / "listing.parquet"),
         todo=str(control / "listing.parquet"),
+        manifest_version=storage.version(layout.manifest),
         resumed=resumed,
         control=str(control),
     )

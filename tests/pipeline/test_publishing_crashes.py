@@ -10,6 +10,7 @@ import io
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 from local_gcs import client, local_gcs
 from pipeline import storage
 from pipeline.locking import DateLock
-from pipeline.publishing import publish
+from pipeline.publishing import RunFailed, publish
 from pipeline.records import Run, StagedFile
 from pipeline.state import find_resumable
 from staged_case import (
@@ -306,3 +307,15 @@ def test_a_crash_amid_crashes_is_survived_too(place):
     place.crashes.plan(-1)
     publish(run, staged)
     assert_complete(run, place)
+
+
+def test_in_a_bucket_a_run_replaces_only_what_was_published_when_it_began(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with local_gcs("out"):
+        place = Bucket(monkeypatch)
+        published_before(place)
+        run, staged = staged_run(place)
+        began_before = replace(run, manifest_version=0)  # when nothing was published
+        with pytest.raises(RunFailed, match="another run has published"):
+            publish(began_before, staged)
+        assert published(run) == OLD

@@ -101,7 +101,10 @@ def test_the_next_date_carries_unchanged_objects_over(gcs, tiny_checkpoint):
     assert all("plain.txt" in path for path in read), "unchanged objects are not opened"
 
 
-@pytest.mark.parametrize("fault", [429, 503, "reset"])
+@pytest.mark.parametrize(
+    "fault",
+    [503, *(pytest.param(fault, marks=pytest.mark.full) for fault in (429, "reset"))],
+)
 def test_every_request_may_fail_at_first(fault, gcs: Faults, tiny_checkpoint, monkeypatch):
     from google.api_core.retry import retry_unary
 

@@ -119,6 +119,7 @@ sys.exit(cli.main(sys.argv[1:]))
     assert_goes_on(a_job)
 
 
+@pytest.mark.full
 def test_a_worker_process_that_is_killed_fails_the_run_and_the_next_one_goes_on(
     tiny_checkpoint, tmp_path
 ):

@@ -50,7 +50,7 @@ def refuse_typing_errors(unknown: Sequence[str], ours: Collection[str], source: 
         if re.match("-[A-Za-z]", text):
             raise SettingsError(f"unknown flag {text}: flags begin with two dashes")
     for name in _names(unknown):
-        if name.replace("-", "_") in NEVER:
+        if name.replace("-", "_") in NEVER and name.replace("_", "-") not in ours:
             raise SettingsError(
                 f"{source}--{name} makes no sense here: {NEVER[name.replace('-', '_')]}"
             )

@@ -15,6 +15,8 @@ import zoneinfo
 from dataclasses import MISSING, dataclass, field
 from typing import Any
 
+from pipeline.accelerators import ACCELERATORS
+
 TASKS = ("embed",)
 DEVICES = ("auto", "cpu", "gpu", "tpu")
 DTYPES = ("auto", "float32", "bfloat16")
@@ -267,6 +269,76 @@ class Job:
     model: ModelSettings
     batching: BatchingSettings
     output: OutputSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloudSettings:
+    """Where Dataflow runs the job, and on which workers."""
+
+    project: str = setting("Google Cloud project that runs and pays for the job")
+    region: str = setting("region of the job, such as us-central1")
+    staging: str = setting("gs:// folder for what Dataflow needs to start and run the job")
+    image: str = setting("container image of the workers, which has Lengthwise in it")
+    accelerator: str = setting("of each worker", "none", choices=tuple(ACCELERATORS))
+    workers: int = setting("number of workers at the start", 1)
+    max_workers: int | None = setting("most workers; default: as many as at the start", None)
+    zone: str | None = setting("zone of the workers; default: any of the region", None)
+    network: str | None = setting("network of the workers", None)
+    subnetwork: str | None = setting("subnetwork of the workers", None)
+    service_account: str | None = setting("account that the workers act as", None)
+    labels: tuple[str, ...] = setting("label of the job, as name=value; may be repeated", ())
+    name: str = setting("of the job; the date is added to it", "lengthwise")
+    price_per_worker_hour: float | None = setting("for the cost that --dry-run prints", None)
+    dry_run: bool = setting("print what would be submitted and submit nothing", False)
+
+    def __post_init__(self) -> None:
+        known = tuple(ACCELERATORS)
+        ok = self.accelerator in known
+        _require(ok, "accelerator", f"one of {', '.join(known)}", self.accelerator)
+        ok = re.fullmatch(r"gs://[a-z0-9][-_a-z0-9.]+[a-z0-9](/.*)?", self.staging) is not None
+        _require(ok, "staging", "a folder of a bucket, gs://…", self.staging)
+        ok = re.fullmatch(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?", self.name) is not None
+        _require(ok, "name", "lower-case letters, digits and dashes, at most 52", self.name)
+        _require(self.workers >= 1, "workers", "1 or more", self.workers)
+        ok = self.max_workers is None or self.max_workers >= self.workers
+        expected = f"at least --workers ({self.workers})"
+        _require(ok, "max-workers", expected, self.max_workers)
+        ok = re.fullmatch(r"[a-z]+-[a-z]+[0-9]+", self.region) is not None
+        _require(ok, "region", "a region such as us-central1", self.region)
+        ok = self.zone is None or re.fullmatch(f"{self.region}-[a-z]", self.zone) is not None
+        _require(ok, "zone", f"a zone of {self.region}, such as {self.region}-a", self.zone)
+        for label in self.labels:
+            ok = re.fullmatch(r"[a-z][a-z0-9_-]{0,62}=[a-z0-9_-]{0,63}", label) is not None
+            _require(ok, "labels", "name=value in lower case", label)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission(Job):
+    """All settings of a job that Dataflow runs."""
+
+    cloud: CloudSettings
+
+    def __post_init__(self) -> None:
+        there = {
+            "output": (self.output.output,),
+            "input": self.reading.inputs,
+            "manifest": (self.reading.manifest,) if self.reading.manifest else (),
+        }
+        for flag, paths in there.items():
+            for path in paths:
+                _require(path.startswith("gs://"), flag, "gs://…, which workers can reach", path)
+        ok = self.model.model.startswith(("gs://", "package:"))
+        expected = "gs://…, or package:NAME of a package in the image"
+        _require(ok, "model", expected, self.model.model)
+        device = ACCELERATORS[self.cloud.accelerator].device
+        if self.model.device not in ("auto", device):
+            fitting = [name for name, a in ACCELERATORS.items() if a.device == self.model.device]
+            raise SettingsError(
+                f"--device {self.model.device}: expected --accelerator {' or '.join(fitting)} with it, "
+                f"got {self.cloud.accelerator!r}"
+            )
+        if self.output.catch_up:
+            raise SettingsError("--catch-up: expected none here; submit each date with --date")
 
 
 @dataclass(frozen=True, kw_only=True)

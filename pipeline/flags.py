@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from pipeline.config import Checkup, Job, SettingsError
+from pipeline.config import Checkup, Job, SettingsError, Submission
 
 EXPECTED = {
     str: "text",
@@ -106,8 +106,8 @@ def add_flags(parser: argparse.ArgumentParser, command: type = Job) -> None:
         )
 
 
-def read_config(path: str) -> tuple[dict[str, Any], list[str]]:
-    """Reads a job file.
+def read_config(path: str, command: type = Job) -> tuple[dict[str, Any], list[str]]:
+    """Reads a job file of `run`, or of another command that takes one.
 
     Returns:
       Settings by flag name, and the other keys as `--key=value` (Beam may know them).
@@ -125,8 +125,8 @@ def read_config(path: str) -> tuple[dict[str, Any], list[str]]:
         name = key.replace("_", "-")
         if name in values:
             raise SettingsError(f"--config {path}: {name} is given twice")
-        if name in all_flags():
-            values[name] = _checked(all_flags()[name], value, path)
+        if name in all_flags(command):
+            values[name] = _checked(all_flags(command)[name], value, path)
         elif name == "runner" and isinstance(value, str):
             values[name] = value
         else:
@@ -153,6 +153,11 @@ def make_job(values: Mapping[str, Any]) -> Job:
       SettingsError: a setting that has no default is missing, or a value cannot work.
     """
     return Job(**_sections(Job, values))
+
+
+def make_submission(values: Mapping[str, Any]) -> Submission:
+    """As `make_job`, a job for Dataflow."""
+    return Submission(**_sections(Submission, values))
 
 
 def make_checkup(values: Mapping[str, Any]) -> Checkup:

@@ -24,6 +24,7 @@ from model import checkpoint
 from model.config import CheckpointError, EncoderConfig
 from model.tokenizer import TokenizerConfig
 from pipeline import checkpoints, storage
+from pipeline.accelerators import Accelerator
 from pipeline.assembling import SCHEMA_VERSION, document_schema
 from pipeline.config import Job, ModelSettings, SettingsError
 from pipeline.dates import date_of, on_date
@@ -44,8 +45,14 @@ RESULTS_VERSION = 1
 
 
 @contextmanager
-def launch(job: Job, date: str | None = None) -> Iterator[Run]:
-    """Gives the Run for a job and holds the lock of its date meanwhile. `date`: another one than its settings say.
+def launch(job: Job, date: str | None = None, workers: Accelerator | None = None) -> Iterator[Run]:
+    """Gives the Run for a job and holds the lock of its date meanwhile.
+
+    Args:
+      job: its settings.
+      date: another one than they say.
+      workers: what workers elsewhere have; None: this machine runs the job. The run goes on there when the lock is
+        given back here; what it finds replaced then, it does not replace.
 
     Raises:
       SettingsError: a setting, the checkpoint, the device or the input cannot work.
@@ -61,9 +68,10 @@ def launch(job: Job, date: str | None = None) -> Iterator[Run]:
     listing = list_units(job.reading)
     _check_output(job, listing)
     fields = field_types(job.reading, listing)
-    device, dtype, local_devices = _choose_device(job.model)
+    device, dtype, local_devices = _choose_device(job.model, workers)
     shapes = shape_table(device, window_tokens, job.batching.max_tokens_per_batch, local_devices)
-    _check_attention(job.model.attention, config, device, dtype, shapes)
+    if workers is None:
+        _check_attention(job.model.attention, config, device, dtype, shapes)
     fingerprint = _fingerprint(job, checkpoint.fingerprint(folder), window_tokens, dtype, fields)
     schema = document_schema(
         job,
@@ -78,11 +86,14 @@ def launch(job: Job, date: str | None = None) -> Iterator[Run]:
         },
     )
     layout = Layout(job.output.output, date)
-    control = Control(layout.control(run_id))
+    control = Control(layout.control(run_id) if workers is None else None)
+    launched = layout.launched(run_id)
+    if workers is not None:  # what is there stays when the lock is given back
+        launched = storage.join(layout.staged(fingerprint), "launched", run_id)
     with lock_date(layout, run_id, lost=lambda: control.stop(signal.SIGTERM)):
         storage.make_folder(layout.staged(fingerprint))
-        storage.make_folder(layout.control(run_id))
-        launched = layout.launched(run_id)
+        if control.folder is not None:
+            storage.make_folder(control.folder)
         base = None
         if job.output.retry_failures:
             base = own_base(layout)
@@ -139,8 +150,11 @@ def _load_configs(model: str) -> tuple[Path, EncoderConfig, TokenizerConfig]:
     return folder, config, tokenizer
 
 
-def _choose_device(settings: ModelSettings) -> tuple[str, str, int]:
+def _choose_device(settings: ModelSettings, workers: Accelerator | None) -> tuple[str, str, int]:
     """Device, dtype and the number of local devices. After all other checks: it takes the seconds of JAX's import."""
+    if workers is not None:
+        dtype = workers.dtype if settings.dtype == "auto" else settings.dtype
+        return workers.device, dtype, workers.local_devices
     from model import predictor
 
     try:

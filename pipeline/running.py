@@ -62,7 +62,7 @@ def _run_date(job: Job, date: str, beam_options: Sequence[str], runner: str) -> 
     try:
         return _run_launched(job, date, beam_options, runner)
     except (SettingsError, OSError) as error:
-        _print_summary({"status": "refused", "date": date, "reason": str(error)})
+        print_summary({"status": "refused", "date": date, "reason": str(error)})
         raise
 
 
@@ -108,9 +108,9 @@ def _end(launched: Run, error: Exception | None, stopped_by: int | None) -> int:
         else:
             _say_why(error, _last_line(error))
         _say(f"No report either: {_last_line(unwritten)}")
-        _print_summary({"status": "failed", "date": launched.date, "reason": _last_line(error)})
+        print_summary({"status": "failed", "date": launched.date, "reason": _last_line(error)})
         return 1 if stopped_by is None else 128 + stopped_by
-    _print_summary(
+    print_summary(
         {name: report[name] for name in ("status", "date", "reason", "run_id")}
         | {
             "documents": sum(file["rows"] for file in report["files"]["documents"]),
@@ -156,7 +156,7 @@ def _say_why(error: Exception | None, reason: str) -> None:
         _say("".join(traceback.format_exception(error)))
 
 
-def _print_summary(summary: Mapping[str, Any]) -> None:
+def print_summary(summary: Mapping[str, Any]) -> None:
     """For programs: a line of JSON a date, the job's own the last. People are told on standard error."""
     if sys.stdout.isatty():
         return

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from pipeline import cli
-from pipeline.config import Checkup
+from pipeline.config import Checkup, Submission
 from pipeline.flags import all_flags
 
 CHECKOUT = Path(__file__).parents[1]
@@ -82,6 +82,8 @@ def accepted(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pipeline.running", types.SimpleNamespace(run=lambda *_: 0))
     examined = types.SimpleNamespace(examine=lambda *_: 0)
     monkeypatch.setitem(sys.modules, "pipeline.doctor", examined)
+    submitted = types.SimpleNamespace(submit=lambda *_: 0)
+    monkeypatch.setitem(sys.modules, "pipeline.submitting", submitted)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # the command sets it for its process
     monkeypatch.setattr(cli, "quiet", lambda: None)
     monkeypatch.chdir(tmp_path)
@@ -106,7 +108,7 @@ def test_every_command_is_shown():
 
 def test_every_flag_that_is_named_exists():
     named = set(re.findall(r"`--([a-z][a-z_-]*)", README + CONTRIBUTING))
-    known = {*all_flags(), *all_flags(Checkup), "config", "runner", "help", "version"}
+    known = {*all_flags(Submission), *all_flags(Checkup), "config", "runner", "help", "version"}
     known |= {f"no-{name}" for name, flag in all_flags().items() if flag.kind is bool}
     assert len(named) > 5
     assert named - known == set()

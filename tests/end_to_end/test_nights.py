@@ -120,6 +120,7 @@ def embeddings(texts: set[str], model: Path, folder: Path) -> dict[str, np.ndarr
     return {row["content_sha256"]: np.array(row["embedding"]) for row in rows}
 
 
+@pytest.mark.full
 def test_ten_nights(tiny_checkpoint, tmp_path, monkeypatch, capsys):
     world = World(tmp_path, tiny_checkpoint, monkeypatch)
 
